@@ -1,0 +1,1 @@
+"""The host before anything is started: driver, container toolkit, devices, bus, memory, disk."""
