@@ -1,0 +1,47 @@
+"""Rows and columns of every matrix as the model has them, by its name in the checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from appliance.checkpoint.stored import STACKED
+
+if TYPE_CHECKING:
+    from appliance.checkpoint.outline import Experts
+    from appliance.checkpoint.read import Checkpoint
+
+
+def model_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
+    """Return module name to shape: [N, K], or [E, N, K] for stacked experts.
+
+    Only modules of the layers and the head are there; towers and drafters have no outline.
+    """
+    outline, inventory = checkpoint.outline, checkpoint.inventory
+    geometry = outline.geometry
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer, kind in enumerate(outline.kinds):
+        prefix = inventory.layer_name(layer)
+        found = outline.layers[kind]
+        for module, linear in found.linears.items():
+            shapes[f"{prefix}{module}"] = (linear.rows, linear.columns)
+        if found.experts is not None:
+            shapes |= {f"{prefix}{name}": shape for name, shape in _experts(found.experts).items()}
+    for name in inventory.top:
+        module, _, part = name.rpartition(".")
+        if module == "lm_head" and part != "bias":
+            shapes[module] = (geometry.vocab_size, geometry.hidden_size)
+    return shapes
+
+
+def _experts(experts: Experts) -> dict[str, tuple[int, ...]]:
+    gate_up = (experts.intermediate, experts.hidden)
+    down = (experts.hidden, experts.intermediate)
+    shapes: dict[str, tuple[int, ...]] = {}
+    for expert in range(experts.count):
+        prefix = f"{experts.prefix}.{expert}"
+        shapes |= {f"{prefix}.gate_proj": gate_up, f"{prefix}.up_proj": gate_up}
+        shapes[f"{prefix}.down_proj"] = down
+    stacked = ((2 * gate_up[0], gate_up[1]), down)
+    for leaf, shape in zip(STACKED, stacked, strict=True):
+        shapes[f"{experts.prefix}.{leaf}"] = (experts.count, *shape)
+    return shapes

@@ -1,0 +1,1 @@
+"""Rewrites a checkpoint in another form without changing a weight."""

@@ -1,0 +1,1 @@
+"""Fetches a checkpoint from a hub: the only part of the appliance that uses a network."""

@@ -1,0 +1,1 @@
+"""Runs the checks by policy and gives the verdict."""

@@ -1,0 +1,1 @@
+"""What will be launched, and why it fits."""

@@ -1,0 +1,1 @@
+"""Compares what two served checkpoints say: perplexity, agreement, divergence, and small tasks."""

@@ -1,0 +1,1 @@
+"""Makes NVFP4 checkpoints."""

@@ -1,0 +1,1 @@
+"""The supervisor: spawn, probe, drain, react, exit."""

@@ -1,0 +1,241 @@
+"""What outlives the container: ends of earlier runs, the last refusal, a host that needs help.
+
+One small JSON file on `gate.state_dir`, written whole and renamed. A file that cannot be read as
+such is set aside and forgotten. Wall-clock times in seconds since 1970.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from appliance.errors import ApplianceError, ExitCode, Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+QUIET_S = 60.0
+"""The same refusal is said at most this often."""
+
+_FILE = "serve.json"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
+
+
+@dataclass(frozen=True)
+class End:
+    """One run that ended although nobody asked it to."""
+
+    at: float
+    exit_code: int
+    code: str
+
+
+@dataclass(frozen=True)
+class Running:
+    """A run that has begun; found at the next start, it ended without saying so."""
+
+    at: float
+    boot_id: str
+
+
+@dataclass(frozen=True)
+class HostAction:
+    """Processes that even SIGKILL does not end; only the host can help.
+
+    Attributes:
+        boot_id: Boot in which it happened; the marker lapses with the next one.
+        pid_namespace: Where the process ids are valid.
+        processes: `PID:STATE` of each.
+    """
+
+    boot_id: str
+    pid_namespace: str
+    processes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Record:
+    """The whole file."""
+
+    ends: tuple[End, ...] = ()
+    running: Running | None = None
+    refusal: End | None = None
+    host_action: HostAction | None = field(default=None)
+
+
+def recent_ends(record: Record, *, per_s: float, now: float) -> tuple[End, ...]:
+    """Return the ends of the last `per_s` seconds.
+
+    One that a clock set back has put into the future counts too, but not for ever: beyond `per_s`
+    it was stamped by a clock that was wrong.
+    """
+    return tuple(end for end in record.ends if abs(now - end.at) < per_s)
+
+
+def budget_fault(
+    record: Record, *, count: int, per_s: float, now: float, path: Path
+) -> Fault | None:
+    """Return why this start must be refused, None if the restart budget allows it.
+
+    `count` ends within `per_s` use it up; 0 allows no start after the first end.
+    """
+    recent = recent_ends(record, per_s=per_s, now=now)
+    if len(recent) < max(1, count):
+        return None
+    wait_s = per_s - (now - min(end.at for end in recent[-max(1, count) :]))
+    causes = ", ".join(dict.fromkeys(end.code for end in recent))
+    return Fault(
+        "RESTART_BUDGET",
+        "runtime.restart_budget",
+        f"must be fewer than {max(1, count)} ends within {per_s:g} s",
+        f"{len(recent)} ({causes})",
+        f"run `appliance doctor`, then delete {path} or wait {max(wait_s, 0):.0f} s",
+    )
+
+
+def quiet_s(record: Record, *, code: str, now: float) -> float:
+    """Return how long a refusal must be held back, so that it is said once a minute."""
+    last = record.refusal
+    if last is None or last.code != code or not 0 <= now - last.at < QUIET_S:
+        return 0.0
+    return QUIET_S - (now - last.at)
+
+
+def host_action_fault(record: Record, *, boot_id: str, namespace: str, path: Path) -> Fault | None:
+    """Return why the host must be helped first, None if the marker is absent or has lapsed."""
+    marker = record.host_action
+    if marker is None or marker.boot_id != boot_id:
+        return None
+    if marker.pid_namespace == namespace and not any(map(_exists, marker.processes)):
+        return None
+    return Fault(
+        "HOST_ACTION_REQUIRED",
+        str(path),
+        "no process of an earlier run may hang in the driver",
+        ", ".join(marker.processes),
+        "reboot the host; a GPU reset does not end such a process",
+    )
+
+
+def unclean_end(record: Record, *, boot_id: str, now: float) -> End | None:
+    """Return the end of a run that was killed, None if the last one said that it ended.
+
+    A reboot of the host ends every run without a word and is no fault of the appliance.
+    """
+    if record.running is None or record.running.boot_id != boot_id:
+        return None
+    return End(now, 0, "UNCLEAN_STOP")
+
+
+def rebooted(record: Record, *, boot_id: str) -> bool:
+    """Return whether the host went down under the last run, without asking it to stop."""
+    return (
+        record.running is not None
+        and "" not in (boot_id, record.running.boot_id)
+        and (record.running.boot_id != boot_id)
+    )
+
+
+class StateDirectory:
+    """The directory, held by one appliance at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Make it if it is missing and take its lock.
+
+        Raises:
+            ApplianceError: 12 if it cannot be written or another appliance holds it.
+        """
+        self.path = path
+        self.run = path / "run"
+        self.file = path / _FILE
+        try:
+            self.run.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            fix = "create it for this user or set gate.state_dir"
+            what = "must be a directory this user may write"
+            fault = Fault("STATE_DIR", f"gate.state_dir {path}", what, error.strerror or "?", fix)
+            raise ApplianceError(ExitCode.CONTAINER, fault) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            what, value = "must belong to one appliance at a time", "another one runs"
+            fix = "stop it or give this one its own gate.state_dir"
+            fault = Fault("STATE_DIR_IN_USE", f"gate.state_dir {path}", what, value, fix)
+            raise ApplianceError(ExitCode.CONTAINER, fault) from error
+
+    def load(self) -> Record:
+        """Read the record; a file that is none is set aside and an empty record returned."""
+        try:
+            return _parse(json.loads(self.file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return Record()
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            self.file.replace(self.file.with_suffix(".bad"))
+            return Record()
+
+    def save(self, record: Record) -> None:
+        """Write the record whole or not at all.
+
+        Raises:
+            OSError: If the directory cannot be written.
+        """
+        kept = replace(record, ends=record.ends[-100:])
+        write_atomically(self.file, json.dumps(asdict(kept), indent=1) + "\n")
+
+    def close(self) -> None:
+        """Let the next appliance have it."""
+        os.close(self._lock)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file by a new one that is on the disk before it has the name."""
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def boot_id() -> str:
+    """Return the id of this boot of the host, empty where the kernel does not say."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def pid_namespace() -> str:
+    """Return the id of this pid namespace, empty where the kernel does not say."""
+    try:
+        return str(_PID_NAMESPACE.readlink())
+    except OSError:
+        return ""
+
+
+def _exists(process: str) -> bool:
+    number = process.partition(":")[0]
+    return not number.isdigit() or Path(f"/proc/{number}").exists()
+
+
+def _parse(data: Mapping[str, Any]) -> Record:
+    return Record(
+        ends=tuple(End(**end) for end in data["ends"]),
+        running=Running(**data["running"]) if data["running"] else None,
+        refusal=End(**data["refusal"]) if data["refusal"] else None,
+        host_action=_parse_marker(data["host_action"]),
+    )
+
+
+def _parse_marker(data: Mapping[str, Any] | None) -> HostAction | None:
+    if data is None:
+        return None
+    processes = tuple(str(process) for process in data["processes"])
+    return HostAction(str(data["boot_id"]), str(data["pid_namespace"]), processes)
