@@ -1,0 +1,182 @@
+"""The engine on a real GPU, and that its judge finds what does not hold."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent
+sys.path.append(str(FOLDER))
+
+import engine_delta  # noqa: E402 - found through the line above
+import engine_models  # noqa: E402
+import engine_serve  # noqa: E402 - likewise
+import engine_stack  # noqa: E402 - likewise
+import run_engine  # noqa: E402 - likewise
+
+from appliance.cli import main  # noqa: E402 - after what is found through the line above
+
+
+def line(**changes: Any) -> dict[str, Any]:
+    """What the twin says of one way, all well but for `changes`."""
+    well = {"places": 8, "largest_gap": 0.0, "largest_logprob_difference": 0.0}
+    return well | changes
+
+
+def result(**changes: Any) -> dict[str, Any]:
+    answer = {"tokens": [[1, 2], [3, 4]], "seconds": 1.0}
+    ways = {"first": {"one": answer, "sixteen": {"tokens": answer["tokens"] * 2, "seconds": 0.5}}}
+    return {"exit": 0, "ways": ways, "twin": {"first": line()}} | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "right"),
+    [
+        ({}, True),
+        ({"exit": 0}, False),
+        ({"equal": 15}, False),
+        ({"first_and_second_s": {"greedy": [0.9, 0.3]}}, False),
+        ({"first_and_second_s": {}}, False),
+    ],
+    ids=["well", "another exit", "unequal answers", "slow first request", "nothing timed"],
+)
+def test_served_run_holds_only_with_all_of_it(changes: dict[str, Any], right: bool) -> None:
+    well = {"exit": 41, "equal": 16, "first_and_second_s": {"greedy": [0.7, 0.3]}}
+
+    assert engine_serve.holds(well | changes) is right
+
+
+def test_faults_of_what_holds_are_none() -> None:
+    operations = {"exit": 0, "linear": {"bad": {}, "largest": 1e-4}}
+
+    assert run_engine.faults({"dense": result(), "operations": operations}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"exit": -9}, "dense: exit -9"),
+        ({"twin": {"first": line(largest_gap=0.2)}}, "dense, first: a gap of 0.2"),
+        ({"twin": {"first": line(largest_gap=float("nan"))}}, "dense, first: a gap of nan"),
+        (
+            {"twin": {"first": line(largest_logprob_difference=0.3)}},
+            "dense, first: a log-probability that is 0.3 off",
+        ),
+        ({"ways": {"first": {"error": "RuntimeError: no"}}}, "dense, first: RuntimeError: no"),
+        ({"ways": {"first": {"growth_bytes": 512}}}, "dense: 512 bytes more after a thousand"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_faults_name_what_does_not_hold(changes: dict[str, Any], said: str) -> None:
+    (found,) = run_engine.faults({"dense": result(**changes)})
+
+    assert found.startswith(said)
+
+
+def test_faults_of_a_hybrid_name_layers_that_triton_computed() -> None:
+    kernels = ["_compute_slot_mapping_kernel", "batch_memcpy_kernel", "_causal_conv1d_fwd_kernel"]
+
+    found = run_engine.faults({"hybrid": result(triton=kernels), "dense": result(triton=kernels)})
+
+    assert found == ["hybrid: Triton computed _causal_conv1d_fwd_kernel"]
+
+
+def test_checks_of_gated_delta_networks_compare_what_a_batch_and_a_sequence_alone_give() -> None:
+    counts, made = engine_delta.BATCHES["mixed"], engine_delta.layer(335, (2, 6, 64))
+    whole, host = engine_delta.batch(counts, engine_delta.CPU), made.on(engine_delta.CPU)
+    together = host.run(whole).split(counts)
+
+    for at, (begin, count) in enumerate(zip(whole.query_start.tolist(), counts, strict=False)):
+        rows = slice(begin, begin + count)
+        alone = replace(made, qkvz=made.qkvz[rows], ba=made.ba[rows]).on(engine_delta.CPU)
+        step = engine_delta.batch([count], engine_delta.CPU)
+        step.slots[0], step.carried[0] = whole.slots[at], whole.carried[at]
+        assert engine_delta.far(alone.run(step), together[at]) < 1e-3
+        assert engine_delta.far(alone.state[step.slots], host.state[step.slots]) < 1e-3
+
+
+def test_faults_of_an_operation_name_its_case() -> None:
+    operations = {"exit": 0, "linear": {"bad": {"1x2": 0.5}}}
+
+    assert run_engine.faults({"operations": operations}) == ["operations linear: {'1x2': 0.5}"]
+
+
+def test_ways_of_the_stack_that_are_apart_are_told_and_not_timed() -> None:
+    ways = {
+        name: {"one": {"tokens": [[5]], "logprobs": [[said]], "seconds": 1.0}}
+        for name, said in (("fused", -2.0), ("dequantized", -2.3))
+    }
+    found = {"exit": 0, "ways": ways}
+
+    (wrong,) = run_engine.faults({"stack": found})
+
+    assert wrong == "stack: the ways' first log-probabilities are 0.2999999999999998 apart"
+    assert "one_ms_a_step" not in run_engine.agreement(found, timed=False)["ways"]["fused"]
+    ways["dequantized"]["one"]["logprobs"] = [[-2.04]]
+    assert run_engine.faults({"stack": found}) == []
+
+
+@pytest.mark.parametrize("name", engine_models.FORMATS)
+def test_model_of_every_format_is_made_with_its_twin(tmp_path: Path, name: str) -> None:
+    engine_models.make(name, tmp_path)
+
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+    assert (tmp_path / "twin" / "model.safetensors").is_file()
+
+
+def test_stack_holds_weights_as_large_as_a_trained_models(tmp_path: Path) -> None:
+    small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+    tiny = engine_models.maker()
+    config = engine_stack.QWEN2_14B | small | {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+    engine_stack.write(tiny, tmp_path / "model", config)
+    tiny.write_twin(tmp_path / "model", tmp_path / "twin")
+
+    weights = tiny.read_checkpoint(tmp_path / "twin")
+    down = weights["model.layers.0.mlp.down_proj.weight"]
+    assert down.shape == (256, 512)
+    assert (down**2).sum(axis=1).mean() == pytest.approx(1.0, rel=0.05)
+    assert main(["model", "digest", str(tmp_path / "model")]) == 0
+
+
+def test_agreement_counts_equal_answers_and_times_steps() -> None:
+    other = {"tokens": [[1, 2], [3, 9], [1, 2], [3, 9]], "seconds": 0.1}
+    found = result()
+    found["ways"]["second"] = {"one": {"tokens": [[1, 2], [3, 9]], "seconds": 2.0}}
+    found["ways"]["second"]["sixteen"] = other
+
+    ways = run_engine.agreement(found)["ways"]
+
+    assert (ways["first"]["one"], ways["first"]["sixteen"]) == ("2/2 equal", "4/4 equal")
+    assert (ways["second"]["one"], ways["second"]["sixteen"]) == ("1/2 equal", "2/4 equal")
+    assert ways["second"]["one_ms_a_step"] == 500.0
+    assert ways["second"]["sixteen_ms_a_step"] == 50.0
+
+
+def test_every_way_of_a_job_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["--custom", "--long"], ["--pair"], []):
+        monkeypatch.setattr(sys, "argv", ["run_engine.py", *words, "--model", "real=folder"])
+        for job in run_engine.jobs(run_engine.parse()):
+            names = [way["name"] for way in job["ways"]]
+            assert len(set(names)) == len(names)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_engine_on_this_machine_agrees_with_the_dequantized_twin(tmp_path: Path) -> None:
+    words = [sys.executable, str(FOLDER / "run_engine.py"), "--custom", "--checks"]
+    done = subprocess.run(
+        [*words, "--work", str(tmp_path / "work")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OUT": str(tmp_path)},
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
