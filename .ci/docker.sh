@@ -83,9 +83,16 @@ fill_wheelhouse() {
   done
 }
 
+# Images and stages of earlier sources are tens of GB after a few builds.
+drop_what_is_old() {
+  docker image prune --force >/dev/null
+  docker builder prune --force --keep-storage 12GB >/dev/null
+}
+
 install_engine
 install_compose
 start_engine
+drop_what_is_old
 make_base
 fill_wheelhouse
 
@@ -103,3 +110,4 @@ if ls wheelhouse/torch-2.13.0+cpu-*.whl >/dev/null 2>&1; then
 else
   echo "gpu image: not built here, since no torch for it is at hand"
 fi
+drop_what_is_old
