@@ -224,6 +224,22 @@ def weak_ref_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view_as(tensor)
 
 
+def apply_repetition_penalties(
+    logits: torch.Tensor,
+    prompt_mask: torch.Tensor,
+    output_mask: torch.Tensor,
+    penalties: torch.Tensor,
+) -> None:
+    """Divide positive logits of tokens that occurred by a row's penalty, multiply the others by it.
+
+    In place; logits and both masks (bool) are [rows, vocabulary], penalties [rows]. The engine asks
+    for it as soon as one request of a step has a repetition, presence or frequency penalty.
+    """
+    penalty = penalties.unsqueeze(1)
+    factor = torch.where(logits > 0, 1.0 / penalty, penalty)
+    logits.mul_(factor.masked_fill_(~(prompt_mask | output_mask), 1.0))
+
+
 def no(capability: int) -> bool:
     """Answer a question for kernels of newer GPUs."""
     del capability
@@ -274,6 +290,13 @@ OPERATIONS = (
         "Tensor gating_output, bool renormalize, Tensor? bias, Tensor? is_padding) -> ()",
         topk_softmax,
         f"{_LIBRARY}; with a bias: {_TORCH}",
+    ),
+    Operation(
+        "_C",
+        "apply_repetition_penalties_(Tensor! logits, Tensor prompt_mask, Tensor output_mask, "
+        "Tensor repetition_penalties) -> ()",
+        apply_repetition_penalties,
+        _TORCH,
     ),
     Operation(
         "_C", "weak_ref_tensor(Tensor(a) input) -> Tensor(a)", weak_ref_tensor, f"{_TORCH}: a view"

@@ -48,6 +48,9 @@ class GatedDeltaNet(compat_hybrid.QwenGatedDeltaNetAttention):  # type: ignore[m
             raise ApplianceError(ExitCode.CONFIG, fault)
         self.most_sequences = int(vllm_config.scheduler_config.max_num_seqs)
         self.has_kernels = vllm_config.model_config.dtype in TYPES
+        self.runs_without_triton = (
+            self.has_kernels
+        )  # asked by the engine's warm-up, see its patches
         if self.has_kernels:
             self.conv1d.quant_method = DenseLinearMethod(f"{self.prefix}.conv1d")
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from openai import APIStatusError, OpenAI
+
+sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+
+import engine_asks  # found through the line above
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,18 +34,27 @@ def client_of(running: Running) -> OpenAI:
     return OpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="EMPTY", max_retries=0)
 
 
+def every_kind_of_request(running: Running) -> dict[str, Any]:
+    """What is wrong with the answers to each kind; nothing where all is well."""
+    asked = engine_asks.every_kind(f"http://127.0.0.1:{running.port}", "tiny", together=2)
+    return {kind: found["error"] for kind, found in asked.items() if "error" in found}
+
+
 def process_named(running: Running, part: str) -> int:
     """Return the pid of the engine's process whose title holds `part`."""
     titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().decode() for pid in running.family()}
     return next(pid for pid, title in titles.items() if part in title)
 
 
-def test_model_answers_then_drains_under_load_and_leaves_nothing(start_engine: Start) -> None:
+def test_model_answers_every_request_then_drains_under_load_and_leaves_nothing(
+    start_engine: Start,
+) -> None:
     running = start_engine()
     running.wait_for("ready", 200, LOAD_S)
     running.family()
     question = [{"role": "user", "content": "What is the capital of France?"}]
     story = [{"role": "user", "content": "Tell me a long story about the sea."}]
+    wrong = every_kind_of_request(running)
     with client_of(running) as client:
         answer = client.chat.completions.create(
             model="tiny", messages=question, max_tokens=24, temperature=0
@@ -57,6 +71,7 @@ def test_model_answers_then_drains_under_load_and_leaves_nothing(start_engine: S
             client.chat.completions.create(model="tiny", messages=question, max_tokens=1)
         rest = list(parts)
 
+    assert wrong == {}
     assert "Paris" in (answer.choices[0].message.content or "")
     assert reason == "DRAINING"
     assert turned_away.value.status_code == 503

@@ -24,7 +24,7 @@ from appliance.nvfp4.library import Library
 from appliance.render.argv import NORM_OPS, OUR_OPS, capture_sizes
 
 sys.path.append(str(Path(__file__).parent))
-from engine_twin import Twin
+from engine_twin import FAR, Judgement, Twin
 
 CALLS: Counter[str] = Counter()
 MAX_NUM_SEQS = 16
@@ -55,7 +55,8 @@ def arguments(job: dict[str, Any], way: dict[str, Any]) -> dict[str, Any]:
     tp, pp = way.get("tp", 1), way.get("pp", 1)
     state = {"mamba_ssm_cache_dtype": "float32"} if job["recurrent"] else {}
     return state | {
-        "model": job["model"],
+        "model": str(Path(job["model"]).with_name(way.get("folder", "model"))),
+        "linear_backend": way.get("linear_backend", "auto"),
         "language_model_only": True,
         "quantization": way.get("quantization", "nvfp4"),
         "dtype": "float16",
@@ -117,11 +118,22 @@ def run_way(job: dict[str, Any], way: dict[str, Any]) -> dict[str, Any]:
         "seconds": round(sum(single["seconds"] for single in singles), 3),
     }
     result["sixteen"] = generate(llm, prompts * 2, tokens)
+    result["coarse"] = way.get("coarse", False)
+    if job["name"] == "stack":
+        result["read"] = read(llm, max(prompts, key=len))
     result["calls"] = dict(CALLS)
     if way.get("requests"):
         result["growth_bytes"] = growth(llm, prompts, way["requests"])
     del llm
     return result
+
+
+def read(llm: LLM, prompt: list[int]) -> list[float]:
+    """Log-probabilities that the engine holds of a prompt's tokens but the first."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False, prompt_logprobs=0)
+    (output,) = llm.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
+    each = zip(prompt[1:], (output.prompt_logprobs or [])[1:], strict=True)
+    return [float(said[token].logprob) for token, said in each if said is not None]
 
 
 def growth(llm: LLM, prompts: list[list[int]], requests: int) -> int:
@@ -159,10 +171,37 @@ def twin_gaps(job: dict[str, Any], ways: dict[str, Any]) -> dict[str, Any]:
             "ties_broken_otherwise": sorted(
                 {(tie.layer, tie.place, round(tie.margin, 7)) for e in judged for tie in e.flipped}
             ),
+            "unexplained": unexplained(twin, asked, answers, logprobs, judged),
             "largest_gap": max(gaps, default=0.0),
             "largest_logprob_difference": max(differences, default=0.0),
         }
     return lines
+
+
+def unexplained(
+    twin: Twin,
+    asked: list[list[int]],
+    answers: list[list[int]],
+    logprobs: list[list[float]],
+    judged: list[Judgement],
+) -> list[dict[str, Any]]:
+    """Answers that are far from the twin: where, and which close choice of experts would do it."""
+    found = []
+    each = zip(asked, answers, logprobs, judged, strict=False)
+    for number, (prompt, answer, said, judgement) in enumerate(each):
+        if judgement.worst <= FAR:
+            continue
+        nearly = twin.nearly(prompt, answer, said)
+        place = int(judgement.differences.argmax())
+        found.append(
+            {
+                "answer": number,
+                "place": place,
+                "difference": judgement.worst,
+                "nearly": nearly and (nearly.layer, nearly.place, round(nearly.margin, 7)),
+            }
+        )
+    return found
 
 
 def compiled_by_triton() -> list[str]:

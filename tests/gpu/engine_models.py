@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -91,6 +93,19 @@ def make_hybrid(tiny: ModuleType, root: Path) -> None:
     hybrids.make_hybrid(tiny, root, tiny.COMPRESSED_TENSORS, config=config, mtp=True)
 
 
+def make_served_hybrid(tokenizer: Path, root: Path) -> None:
+    """Write a hybrid whose vocabulary is a tokenizer's, with its files, to root/model."""
+    hybrids = maker("hybrids")
+    vocabulary = json.loads((tokenizer / "config.json").read_text())["vocab_size"]
+    seeing: dict[str, Any] = hybrids.SEEING
+    text = seeing["text_config"] | {"vocab_size": vocabulary, "max_position_embeddings": 4096}
+    hybrids.make_hybrid(
+        maker(), root, maker().COMPRESSED_TENSORS, config=seeing | {"text_config": text}
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer / name, root / "model" / name)
+
+
 def make_twin(root: Path) -> None:
     """Decode the compressed-tensors checkpoint root/model into root/twin."""
     maker().write_twin(root / "model", root / "twin")
@@ -106,3 +121,7 @@ def prompts(vocabulary: int, longest: int = 200) -> list[list[int]]:
     shared = tokens(PREFIX)
     lengths = [1, 5, 17, longest // 2]
     return [tokens(n) for n in lengths] + [shared + tokens(n) for n in (1, 16, 33, longest // 2)]
+
+
+if __name__ == "__main__":  # TOKENIZER FOLDER: the model for `engine_serve.py ... --random`
+    make_served_hybrid(Path(sys.argv[1]), Path(sys.argv[2]))

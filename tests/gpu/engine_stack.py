@@ -36,6 +36,11 @@ QWEN2_14B = {
 
 _SCALE_CODES = (0x30, 0x40)  # E4M3 codes from 0.5 up to 2, exclusive
 _MEAN_SQUARE_E2M1 = (0 + 0.25 + 1 + 2.25 + 4 + 9 + 16 + 36) / 8
+_MEAN_SQUARE_SCALE = float(
+    np.square(
+        np.arange(*_SCALE_CODES, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    ).mean()
+)
 
 Array = np.ndarray
 
@@ -43,8 +48,8 @@ Array = np.ndarray
 def nvfp4(numbers: np.random.Generator, rows: int, columns: int) -> dict[str, Array]:
     """Tensors of one random matrix [rows, columns] in compressed-tensors' names."""
     scales = numbers.integers(*_SCALE_CODES, (rows, columns // 16), dtype=np.uint8)
-    mean_square = float(np.square(scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32)).mean())
-    divisor = math.sqrt(_MEAN_SQUARE_E2M1 * mean_square * columns)
+    # Of the width alone, so that the parts of a fused matrix share it, as upstream needs.
+    divisor = math.sqrt(_MEAN_SQUARE_E2M1 * _MEAN_SQUARE_SCALE * columns)
     return {
         "weight_packed": numbers.integers(0, 256, (rows, columns // 2), dtype=np.uint8),
         "weight_scale": scales.view(ml_dtypes.float8_e4m3fn),

@@ -12,11 +12,15 @@ from typing import Any
 
 import torch
 
-TIE = 1e-3
-"""Shares of two experts that lie closer are a tie that rounding may break."""
+TIE = 2e-3
+"""Shares of two experts that lie closer are a tie that rounding may break: FP16 moves a logit of 4
+by up to 2^-10 of itself, so two shares of a quarter by 1e-3 each, towards each other at worst."""
 
 FAR = 0.05
 """A log-probability that differs by more is looked into."""
+
+NEARLY = 2e-2
+"""Shares that lie closer are looked at where no tie explains an answer; what is found is told."""
 
 MOST_FLIPS = 3
 """Ties of one answer that are broken the other way at most."""
@@ -48,6 +52,11 @@ class Judgement:
         """The largest difference of a log-probability; NaN counts as infinite."""
         return float(self.differences.nan_to_num(nan=torch.inf).max())
 
+    @property
+    def excess(self) -> float:
+        """What all differences have above FAR, together: each tie that explains one lowers it."""
+        return float((self.differences.nan_to_num(nan=torch.inf) - FAR).clamp(min=0).sum())
+
 
 class Twin:
     """One dequantized model, and which ties of its routers are broken the other way."""
@@ -67,17 +76,30 @@ class Twin:
     def judge(self, prompt: list[int], answer: list[int], said: list[float]) -> Judgement:
         """Judge an answer and the log-probabilities `said` of its tokens."""
         best, ties = self._judge(prompt, answer, said, ())
-        while ties and best.worst > FAR and len(best.flipped) < MOST_FLIPS:
+        while best.worst > FAR and len(best.flipped) < MOST_FLIPS:
             tried = [
                 self._judge(prompt, answer, said, (*best.flipped, tie))
                 for tie in ties
                 if tie not in best.flipped
             ]
-            better, new_ties = min(tried, key=lambda each: each[0].worst)
-            if better.worst >= best.worst:
+            if not tried:
+                break
+            better, new_ties = min(tried, key=lambda each: each[0].excess)
+            if better.excess >= best.excess:
                 break
             best, ties = better, new_ties
         return best
+
+    def nearly(self, prompt: list[int], answer: list[int], said: list[float]) -> Tie | None:
+        """Return the closest choice that would explain a far answer but is no tie; None without."""
+        best = self.judge(prompt, answer, said)
+        self._judge(prompt, answer, said, best.flipped)
+        for tie in sorted(self._ties(NEARLY), key=lambda each: each.margin):
+            if tie.margin >= TIE:
+                judged, _ = self._judge(prompt, answer, said, (*best.flipped, tie))
+                if judged.worst <= FAR:
+                    return tie
+        return None
 
     def _judge(
         self, prompt: list[int], answer: list[int], said: list[float], flips: tuple[Tie, ...]
@@ -94,13 +116,13 @@ class Twin:
         with torch.inference_mode():
             return self.model(torch.tensor([tokens])).logits[0].log_softmax(-1)  # type: ignore[no-any-return]
 
-    def _ties(self) -> list[Tie]:
+    def _ties(self, below: float = TIE) -> list[Tie]:
         """Return the ties of the tokens that were read last, those of the flips among them."""
         found: list[Tie] = []
         for layer, shares in enumerate(self._shares):
             ordered = shares.sort(-1, descending=True).values
             margins = ordered[:, self.top_k - 1] - ordered[:, self.top_k]
-            places = (margins < TIE).nonzero().flatten().tolist()
+            places = (margins < below).nonzero().flatten().tolist()
             found += [Tie(layer, place, float(margins[place])) for place in places]
         return found
 
@@ -112,7 +134,7 @@ class Twin:
             shares = logits.float().softmax(-1)
             self._shares.append(shares)
             for tie in self._flips:
-                if tie.layer == layer:
+                if tie.layer == layer and tie.place < len(shares):
                     order = shares[tie.place].argsort(descending=True)
                     kept = torch.cat((order[: self.top_k - 1], order[self.top_k : self.top_k + 1]))
                     chosen = shares[tie.place, kept]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,10 +15,13 @@ import pytest
 FOLDER = Path(__file__).parent
 sys.path.append(str(FOLDER))
 
-import engine_delta  # noqa: E402 - found through the line above
+import engine_asks  # noqa: E402 - found through the line above
+import engine_delta  # noqa: E402 - likewise
+import engine_faults  # noqa: E402 - likewise
 import engine_models  # noqa: E402
 import engine_serve  # noqa: E402 - likewise
 import engine_stack  # noqa: E402 - likewise
+import engine_upstream  # noqa: E402 - likewise
 import run_engine  # noqa: E402 - likewise
 
 from appliance.cli import main  # noqa: E402 - after what is found through the line above
@@ -35,27 +39,80 @@ def result(**changes: Any) -> dict[str, Any]:
     return {"exit": 0, "ways": ways, "twin": {"first": line()}} | changes
 
 
+TIMES = {kind: {"first_s": 0.7, "second_s": 0.3} for kind in engine_asks.KINDS}
+LATE = {"top_p": {"first_s": 0.9, "second_s": 0.3}}
+REFUSED = {"frequency_penalty": {"error": "HTTPError: 500"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "right"),
     [
         ({}, True),
+        ({"equal": 15, "random": True}, True),
         ({"exit": 0}, False),
         ({"equal": 15}, False),
-        ({"first_and_second_s": {"greedy": [0.9, 0.3]}}, False),
-        ({"first_and_second_s": {}}, False),
+        ({"asked": TIMES | LATE}, False),
+        ({"asked": TIMES | REFUSED}, False),
+        ({"asked": {}}, False),
+        ({"compiled_while_serving": ["_topk_topp_kernel"]}, False),
     ],
-    ids=["well", "another exit", "unequal answers", "slow first request", "nothing timed"],
+    ids=[
+        "well",
+        "unequal answers of random weights",
+        "another exit",
+        "unequal answers",
+        "slow first request",
+        "a kind that fails",
+        "nothing asked",
+        "compiled while serving",
+    ],
 )
 def test_served_run_holds_only_with_all_of_it(changes: dict[str, Any], right: bool) -> None:
-    well = {"exit": 41, "equal": 16, "first_and_second_s": {"greedy": [0.7, 0.3]}}
+    well = {"exit": 41, "equal": 16, "asked": TIMES, "compiled_while_serving": []}
 
     assert engine_serve.holds(well | changes) is right
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "right"),
+    [
+        ("json_schema", '{"name": "Ada", "sea": true}', True),
+        ("json_schema", '{\n "na', True),
+        ("json_schema", '{ "name" : "a b', True),
+        ("json_schema", '{"name": "Ada", "sea": 1}', False),
+        ("json_schema", '{"name": "Ada"}', False),
+        ("json_schema", "Once upon a time", False),
+        ("json_schema", "", False),
+        ("choice", "maybe", False),
+        ("regex", "sea", True),
+        ("regex", "Sea", False),
+        ("stop", "in a village", False),
+        ("stream", "data: {}\n\n", False),
+        ("greedy", "", False),
+    ],
+)
+def test_answers_of_a_kind_are_judged_by_what_was_asked(
+    kind: str, answer: str, right: bool
+) -> None:
+    assert (engine_asks.judged(kind, [answer]) == {}) is right
+
+
+def test_kernels_compiled_while_serving_are_those_after_readiness() -> None:
+    said = "WARNING Triton kernel JIT compilation during inference: {}. This causes"
+    log = [
+        said.format("canarys"),
+        "INFO serve.ready url=x",
+        said.format("users"),
+        said.format("users"),
+    ]
+
+    assert engine_serve.compiled_while_serving("\n".join(log)) == ["users"]
 
 
 def test_faults_of_what_holds_are_none() -> None:
     operations = {"exit": 0, "linear": {"bad": {}, "largest": 1e-4}}
 
-    assert run_engine.faults({"dense": result(), "operations": operations}) == []
+    assert engine_faults.faults({"dense": result(), "operations": operations}) == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +131,7 @@ def test_faults_of_what_holds_are_none() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_faults_name_what_does_not_hold(changes: dict[str, Any], said: str) -> None:
-    (found,) = run_engine.faults({"dense": result(**changes)})
+    (found,) = engine_faults.faults({"dense": result(**changes)})
 
     assert found.startswith(said)
 
@@ -82,7 +139,9 @@ def test_faults_name_what_does_not_hold(changes: dict[str, Any], said: str) -> N
 def test_faults_of_a_hybrid_name_layers_that_triton_computed() -> None:
     kernels = ["_compute_slot_mapping_kernel", "batch_memcpy_kernel", "_causal_conv1d_fwd_kernel"]
 
-    found = run_engine.faults({"hybrid": result(triton=kernels), "dense": result(triton=kernels)})
+    found = engine_faults.faults(
+        {"hybrid": result(triton=kernels), "dense": result(triton=kernels)}
+    )
 
     assert found == ["hybrid: Triton computed _causal_conv1d_fwd_kernel"]
 
@@ -104,22 +163,93 @@ def test_checks_of_gated_delta_networks_compare_what_a_batch_and_a_sequence_alon
 def test_faults_of_an_operation_name_its_case() -> None:
     operations = {"exit": 0, "linear": {"bad": {"1x2": 0.5}}}
 
-    assert run_engine.faults({"operations": operations}) == ["operations linear: {'1x2': 0.5}"]
+    assert engine_faults.faults({"operations": operations}) == ["operations linear: {'1x2': 0.5}"]
+
+
+def small_stack() -> dict[str, Any]:
+    """The stack's config with one narrow layer."""
+    small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+    return engine_stack.QWEN2_14B | small | {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def stack_of(**read: list[float]) -> dict[str, Any]:
+    """Ways of the stack by what they read; one named coarse rounds its activations."""
+    answer = {"tokens": [[5]], "seconds": 1.0}
+    ways = {
+        name: {"one": answer, "read": said, "coarse": name == "coarse"}
+        for name, said in read.items()
+    }
+    return {"exit": 0, "ways": ways}
+
+
+READ = [-2.0, -9.0, -4.0, -7.0]
 
 
 def test_ways_of_the_stack_that_are_apart_are_told_and_not_timed() -> None:
-    ways = {
-        name: {"one": {"tokens": [[5]], "logprobs": [[said]], "seconds": 1.0}}
-        for name, said in (("fused", -2.0), ("dequantized", -2.3))
-    }
-    found = {"exit": 0, "ways": ways}
+    found = stack_of(fused=READ, dequantized=[-2.0, -9.3, -4.0, -7.0])
 
-    (wrong,) = run_engine.faults({"stack": found})
+    (wrong,) = engine_faults.faults({"stack": found})
 
-    assert wrong == "stack: the ways' first log-probabilities are 0.2999999999999998 apart"
+    assert wrong == "stack, dequantized: a log-probability that is 0.300 off"
     assert "one_ms_a_step" not in run_engine.agreement(found, timed=False)["ways"]["fused"]
-    ways["dequantized"]["one"]["logprobs"] = [[-2.04]]
-    assert run_engine.faults({"stack": found}) == []
+    near = stack_of(fused=READ, dequantized=[-2.04, -9.0, -4.0, -7.0])
+    assert engine_faults.faults({"stack": near}) == []
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        ({}, "stack: nothing to hold the ways against"),
+        ({"fused": [float("nan")] * 4}, "stack: nothing to hold the ways against"),
+        ({"fused": READ, "dequantized": []}, "stack, dequantized: it read no log-probabilities"),
+        ({"fused": READ, "coarse": [-2.5, -8.0, -4.4, -6.0]}, ""),
+        (
+            {"fused": READ, "coarse": [-5.0, -4.0, -6.0, -5.5]},
+            "stack, coarse: log-probabilities that correlate by -0.",
+        ),
+    ],
+    ids=["no ways", "not numbers", "one read nothing", "rounded inputs", "other numbers"],
+)
+def test_stack_needs_something_to_compare(read: dict[str, list[float]], said: str) -> None:
+    found = "".join(engine_faults.faults({"stack": stack_of(**read)}))
+
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"), [(4, []), (5, ["dense, a: the twin's token in 3 of 8"])]
+)
+def test_way_that_rounds_activations_says_the_twins_token_half_of_the_time(
+    other: int, said: list[str]
+) -> None:
+    twin = {"a": line(largest_gap=3.0, largest_logprob_difference=2.0) | {"other_token": other}}
+    ways = {"a": {"coarse": True}}
+
+    found = engine_faults.faults({"dense": {"exit": 0, "ways": ways, "twin": twin}})
+
+    assert [each.removesuffix(" places") for each in found] == said
+
+
+def test_copy_for_upstream_says_that_activations_are_rounded_and_has_their_scales(
+    tmp_path: Path,
+) -> None:
+    tiny = engine_models.maker()
+    engine_stack.write(tiny, tmp_path / "model", small_stack())
+
+    engine_upstream.write(tmp_path / "model", tmp_path / "upstream")
+
+    copied = tiny.read_checkpoint(tmp_path / "upstream")
+    plain = tiny.read_checkpoint(tmp_path / "model")
+    scales = {key for key in plain if key.endswith("weight_global_scale")}
+    assert scales
+    for key in scales:
+        inputs = copied[key.replace("weight_global", "input_global")]
+        assert inputs.tolist() == [engine_upstream.INPUT_GLOBAL]
+    config = json.loads((tmp_path / "upstream" / "config.json").read_text())
+    (group,) = config["quantization_config"]["config_groups"].values()
+    assert group["input_activations"]["num_bits"] == 4
+    assert json.loads((tmp_path / "model" / "config.json").read_text()) != config
 
 
 @pytest.mark.parametrize("name", engine_models.FORMATS)
@@ -131,11 +261,9 @@ def test_model_of_every_format_is_made_with_its_twin(tmp_path: Path, name: str) 
 
 
 def test_stack_holds_weights_as_large_as_a_trained_models(tmp_path: Path) -> None:
-    small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
     tiny = engine_models.maker()
-    config = engine_stack.QWEN2_14B | small | {"num_attention_heads": 4, "num_key_value_heads": 2}
 
-    engine_stack.write(tiny, tmp_path / "model", config)
+    engine_stack.write(tiny, tmp_path / "model", small_stack())
     tiny.write_twin(tmp_path / "model", tmp_path / "twin")
 
     weights = tiny.read_checkpoint(tmp_path / "twin")
@@ -160,7 +288,7 @@ def test_agreement_counts_equal_answers_and_times_steps() -> None:
 
 
 def test_every_way_of_a_job_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    for words in (["--custom", "--long"], ["--pair"], []):
+    for words in (["--custom", "--long"], ["--pair"], ["--steps"], []):
         monkeypatch.setattr(sys, "argv", ["run_engine.py", *words, "--model", "real=folder"])
         for job in run_engine.jobs(run_engine.parse()):
             names = [way["name"] for way in job["ways"]]

@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent
 sys.path.append(str(FOLDER))
 
 import engine_models  # noqa: E402 - found through the line above
-from engine_twin import FAR, TIE, Tie, Twin  # noqa: E402 - likewise
+from engine_twin import FAR, NEARLY, TIE, Tie, Twin  # noqa: E402 - likewise
 
 TOKENS = 12
 
@@ -29,10 +29,12 @@ def prompt(twin: Twin) -> list[int]:
     return engine_models.prompts(twin.model.config.vocab_size)[5]
 
 
-def answer(twin: Twin, prompt: list[int], *flips: Tie) -> tuple[list[int], list[float]]:
+def answer(
+    twin: Twin, prompt: list[int], *flips: Tie, count: int = TOKENS
+) -> tuple[list[int], list[float]]:
     """The greedy answer and its log-probabilities, as an engine that breaks ties so gives them."""
     tokens, said = list(prompt), []
-    for _ in range(TOKENS):
+    for _ in range(count):
         value, token = twin.log_probabilities(tokens, flips)[-1].max(-1)
         tokens.append(int(token))
         said.append(float(value))
@@ -63,6 +65,17 @@ def test_answer_behind_a_tie_broken_otherwise_names_the_tie(twin: Twin, prompt: 
     assert max(gaps) == pytest.approx(1.4183, abs=1e-3)
 
 
+def test_ties_far_apart_in_one_answer_are_both_found(twin: Twin) -> None:
+    """As H200s broke them with dequantized weights: each alone leaves the other's place far."""
+    (first, *_), ties = engine_models.prompts(twin.model.config.vocab_size), {(0, 26), (1, 42)}
+    tokens, said = answer(twin, first, *(Tie(*tie, margin=0.0) for tie in ties), count=48)
+
+    judged = twin.judge(first, tokens, said)
+
+    assert {(each.layer, each.place) for each in judged.flipped} == ties
+    assert judged.worst < 1e-5
+
+
 def test_wrong_log_probability_is_explained_by_no_tie(twin: Twin, prompt: list[int]) -> None:
     tokens, said = answer(twin, prompt)
     said[7] -= 2 * FAR
@@ -75,3 +88,20 @@ def test_token_routed_otherwise_without_a_tie_stays_wrong(twin: Twin, prompt: li
     tokens, said = answer(twin, prompt, clear)
 
     assert twin.judge(prompt, tokens, said).worst > FAR
+
+
+def test_close_choice_that_is_no_tie_is_named_and_explains_nothing(
+    twin: Twin, prompt: list[int]
+) -> None:
+    twin.log_probabilities(prompt)
+    for tie in twin._ties(NEARLY):
+        tokens, said = answer(twin, prompt, tie)
+        if tie.margin >= TIE and twin.judge(prompt, tokens, said).worst > FAR:
+            break
+    else:
+        pytest.fail("no such choice")
+
+    named = twin.nearly(prompt, tokens, said)
+
+    assert named is not None
+    assert TIE <= named.margin <= tie.margin

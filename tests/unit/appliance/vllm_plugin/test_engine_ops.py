@@ -215,6 +215,17 @@ def test_operations_defined_twice_in_a_fresh_process_answer_where_vllm_looks():
     assert found["vllm"] is False
 
 
+def test_repetition_penalty_moves_only_tokens_that_occurred_and_away_from_likely():
+    logits = torch.tensor([[2.0, -2.0, 3.0, -3.0, 0.0], [2.0, -2.0, 3.0, -3.0, 0.0]])
+    in_prompt = torch.tensor([[1, 1, 0, 0, 1], [0, 0, 0, 0, 0]]).bool()
+    in_output = torch.tensor([[0, 1, 0, 0, 0], [0, 0, 1, 1, 0]]).bool()
+
+    engine_ops.apply_repetition_penalties(logits, in_prompt, in_output, torch.tensor([2.0, 0.5]))
+
+    right = [[1.0, -4.0, 3.0, -3.0, 0.0], [2.0, -2.0, 6.0, -1.5, 0.0]]
+    assert logits.tolist() == right
+
+
 def test_table_names_what_each_product_and_operation_runs_on():
     fused, decoded = dict(rows(WeightRoute.FUSED)), dict(rows(WeightRoute.DEQUANTIZED))
 
