@@ -25,12 +25,12 @@ ENGINE = "0.27.1"
 
 Capability = tuple[int, int]
 _FORMATS = frozenset({"nvfp4", "mixed", "dense", "fp8"})
-"""FP8 is decoded while loading, as the parts of a mixed checkpoint were; torch does the rest."""
+"""Of checkpoints as the plan calls them; `fp8` and `mixed` hold FP8 by tensor, channel or block."""
 
 _WEIGHTS = frozenset({"fused", "dequantized"})
-_FEATURES = frozenset({"chunked_prefill", "prefix_caching"})
 RECURRENT = "recurrent"
-"""Layers with a state, of hybrid models; the whole engine ran them on the CPU only."""
+"""Layers with a state, of hybrid models."""
+_FEATURES = frozenset({"chunked_prefill", "prefix_caching", RECURRENT})
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ ROWS = (
         (7, 0),
         OURS,
         "the library's sm_70 code on a modelled V100, kernel by kernel; dense products are torch's",
-        features=_FEATURES | {RECURRENT},
     ),
     Row(
         (9, 0),

@@ -16,6 +16,7 @@ from appliance.config.load import LoadedConfig
 from appliance.errors import ApplianceError, ExitCode
 from appliance.plan.attention import CONV_WIDTHS, RECURRENT_SIZES, attention_backend
 from appliance.plan.planner import make_plan
+from appliance.plan.validated import RECURRENT, ROWS, unvalidated
 from appliance.render.argv import vllm_argv
 from healthchecks.assumed import assumed_host
 
@@ -125,14 +126,16 @@ def test_more_sequences_than_blocks_are_refused_where_graphs_are_asked_for(
     ).execution.enforce_eager
 
 
-def test_engine_with_recurrent_layers_is_proved_on_no_gpu_but_the_modelled_v100(
+def test_recurrent_layers_must_have_been_run_on_the_kind_of_gpu(
     configure: Configure, hybrid: CheckpointSummary
 ) -> None:
     host = assumed_host("1x16GiB")
     hopper = replace(host, gpus=tuple(replace(g, compute_capability=(9, 0)) for g in host.gpus))
+    plan = make_plan(configure(), hybrid, hopper)
+    without = [replace(row, features=row.features - {RECURRENT}) for row in ROWS]
 
-    with pytest.raises(ApplianceError) as caught:
-        make_plan(configure(), hybrid, hopper)
+    with pytest.raises(ApplianceError, match=r"NOT_VALIDATED.*sm_90 .*recurrent"):
+        unvalidated(configure(), "nvfp4", plan.execution, [(9, 0)], recurrent=True, rows=without)
 
-    assert [fault.code for fault in caught.value.faults] == ["NOT_VALIDATED"]
-    assert make_plan(configure(), hybrid, host).model.recurrent
+    assert plan.model.recurrent
+    assert not any("nobody ran" in warning for warning in plan.warnings)
