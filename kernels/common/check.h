@@ -42,6 +42,8 @@ bool IsAligned(const void* pointer, int64_t alignment);
 // `value` up to a multiple of `step`.
 int64_t RoundUp(int64_t value, int64_t step);
 uint64_t WeightChecksum(const nvfp4_weight& weight);
+// A handle with what its description says; places, sizes and checksum are left 0.
+nvfp4_weight HandleOf(const nvfp4_weight_desc& desc, const LayoutId& layout);
 
 nvfp4_status CheckSize(const char* name, int64_t value, int64_t limit);
 nvfp4_status CheckIoType(int32_t type);
@@ -71,10 +73,16 @@ nvfp4_status CheckMatmul(int32_t io_type, const RowsArgument& x, const RowsArgum
 nvfp4_status CheckProblem(const nvfp4_problem* problem, const nvfp4_choice* choice);
 
 nvfp4_status CheckRouting(int64_t m, int64_t top_k, int64_t experts);
+// What a plan is made from; expert_map may be null.
+nvfp4_status CheckRoutedIds(const int32_t* topk_ids, int64_t m, int64_t top_k, int64_t experts,
+                            const int32_t* expert_map, int64_t map_size);
 nvfp4_status CheckPlan(const void* plan, int64_t bytes, int64_t needed_bytes);
 // The weight of a grouped product: the right kind, and m * top_k pairs.
 nvfp4_status CheckGroupedWeight(const nvfp4_weight* weight, int32_t kind, int64_t m, int64_t top_k,
                                 const LayoutId& expected);
+// The weights of both grouped products as a workspace query names them; either may be null.
+nvfp4_status CheckGroupedWeights(const nvfp4_weight* gate_up, const nvfp4_weight* down,
+                                 int64_t m_max, int64_t top_k, const LayoutId& expected);
 nvfp4_status CheckGrouped(int32_t io_type, const RowsArgument& x, const RowsArgument& y,
                           const WorkspaceArgument& workspace);
 nvfp4_status CheckTopK(int32_t logits_type, int64_t m, int64_t experts, int64_t top_k,

@@ -56,6 +56,17 @@ nvfp4_status CheckRouting(int64_t m, int64_t top_k, int64_t experts) {
   return NVFP4_OK;
 }
 
+nvfp4_status CheckRoutedIds(const int32_t* topk_ids, int64_t m, int64_t top_k, int64_t experts,
+                            const int32_t* expert_map, int64_t map_size) {
+  NVFP4_TRY(CheckRouting(m, top_k, experts));
+  NVFP4_TRY(CheckAligned("topk_ids", topk_ids, alignof(int32_t)));
+  if (expert_map == nullptr) {
+    return NVFP4_OK;
+  }
+  NVFP4_TRY(CheckAligned("expert_map", expert_map, alignof(int32_t)));
+  return CheckSize("map_size", map_size, kSizeLimit);
+}
+
 nvfp4_status CheckPlan(const void* plan, int64_t bytes, int64_t needed_bytes) {
   NVFP4_TRY(CheckAligned("plan", plan, NVFP4_BUFFER_ALIGNMENT));
   if (bytes < needed_bytes) {
@@ -73,6 +84,17 @@ nvfp4_status CheckGroupedWeight(const nvfp4_weight* weight, int32_t kind, int64_
                 weight->kind);
   }
   return CheckRouting(m, top_k, weight->experts);
+}
+
+nvfp4_status CheckGroupedWeights(const nvfp4_weight* gate_up, const nvfp4_weight* down,
+                                 int64_t m_max, int64_t top_k, const LayoutId& expected) {
+  if (gate_up != nullptr) {
+    NVFP4_TRY(CheckGroupedWeight(gate_up, NVFP4_GATE_UP, m_max, top_k, expected));
+  }
+  if (down != nullptr) {
+    NVFP4_TRY(CheckGroupedWeight(down, NVFP4_LINEAR, m_max, top_k, expected));
+  }
+  return NVFP4_OK;
 }
 
 nvfp4_status CheckGrouped(int32_t io_type, const RowsArgument& x, const RowsArgument& y,

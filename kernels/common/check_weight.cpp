@@ -1,6 +1,7 @@
 // Checks of weights, sources and the calls on one weight.
 #include <cinttypes>
 #include <cstddef>
+#include <cstring>
 
 #include "check.h"
 
@@ -71,6 +72,23 @@ uint64_t WeightChecksum(const nvfp4_weight& weight) {
     hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
   }
   return hash;
+}
+
+nvfp4_weight HandleOf(const nvfp4_weight_desc& desc, const LayoutId& layout) {
+  nvfp4_weight weight;
+  std::memset(&weight, 0, sizeof(weight));
+  weight.struct_size = sizeof(weight);
+  weight.magic = NVFP4_WEIGHT_MAGIC;
+  weight.layout = layout.layout;
+  weight.layout_version = layout.version;
+  weight.kind = desc.kind;
+  weight.group = desc.group;
+  weight.scale_type = desc.scale_type;
+  weight.global_kind = desc.global_kind;
+  weight.experts = desc.experts;
+  weight.n = desc.n;
+  weight.k = desc.k;
+  return weight;
 }
 
 nvfp4_status CheckDesc(const nvfp4_weight_desc* desc) {

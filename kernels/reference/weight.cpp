@@ -25,19 +25,7 @@ Parts PartsOf(const nvfp4_weight_desc& desc) {
 nvfp4_weight LayOut(const nvfp4_weight_desc& desc, void* buffer) {
   const Parts parts = PartsOf(desc);
   auto* base = static_cast<uint8_t*>(buffer);
-  nvfp4_weight weight;
-  std::memset(&weight, 0, sizeof(weight));
-  weight.struct_size = sizeof(weight);
-  weight.magic = NVFP4_WEIGHT_MAGIC;
-  weight.layout = kLayout.layout;
-  weight.layout_version = kLayout.version;
-  weight.kind = desc.kind;
-  weight.group = desc.group;
-  weight.scale_type = desc.scale_type;
-  weight.global_kind = desc.global_kind;
-  weight.experts = desc.experts;
-  weight.n = desc.n;
-  weight.k = desc.k;
+  nvfp4_weight weight = HandleOf(desc, kLayout);
   weight.n_padded = desc.n;
   weight.k_padded = desc.k;
   weight.buffer_bytes = desc.experts * parts.ExpertBytes();

@@ -19,7 +19,9 @@ inline bool IsGateUp(const nvfp4_weight& weight) { return weight.kind == NVFP4_G
 // Scales that stay FP32 words in the packed form, applied to sums; E4M3 scales become E5M3 bytes.
 inline bool HasFloatScales(const nvfp4_weight& weight) { return weight.scale_type != NVFP4_E4M3; }
 
-// FP16 activations only; row offsets must fit the kernels' 32-bit index of 16-byte pieces.
+// FP16 activations only, of the operation that `what` names.
+nvfp4_status CheckHalves(const char* what, int32_t io_type);
+// The same for products; row offsets must fit the kernels' 32-bit index of 16-byte pieces.
 nvfp4_status CheckActivations(int32_t io_type, int64_t rows, int64_t stride);
 
 // Everything of a product but rows and plans.

@@ -14,10 +14,7 @@ constexpr int64_t kTokenStrideLimit = INT64_C(1) << 24;
 constexpr int64_t kBlockSizeLimit = INT64_C(1) << 20;
 
 nvfp4_status CheckSupported(const nvfp4_attention& a) {
-  if (a.io_type != NVFP4_F16) {
-    return Fail(NVFP4_EUNSUPPORTED, "this library computes attention in FP16, not in type %d.",
-                a.io_type);
-  }
+  NVFP4_TRY(CheckHalves("attention", a.io_type));
   if (a.head_dim != 64 && a.head_dim != 128 && a.head_dim != 256) {
     return Fail(NVFP4_EUNSUPPORTED,
                 "this library has kernels for a head_dim of 64, 128 and 256, not %" PRId64 ".",

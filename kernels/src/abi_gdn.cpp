@@ -9,14 +9,6 @@
 namespace nvfp4::sm70 {
 namespace {
 
-nvfp4_status CheckHalves(const char* what, int32_t io_type) {
-  if (io_type != NVFP4_F16) {
-    return Fail(NVFP4_EUNSUPPORTED, "this library computes %s in FP16, not in type %d.", what,
-                io_type);
-  }
-  return NVFP4_OK;
-}
-
 nvfp4_status CheckDeltaSupported(const nvfp4_delta& d) {
   NVFP4_TRY(CheckHalves("the delta rule", d.io_type));
   for (const int64_t size : {d.k_dim, d.v_dim}) {

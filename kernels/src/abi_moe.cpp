@@ -73,12 +73,7 @@ nvfp4_status nvfp4_moe_plan_bytes(int64_t m_max, int64_t top_k, int64_t experts,
 nvfp4_status nvfp4_moe_plan(const int32_t* topk_ids, int64_t m, int64_t top_k, int64_t experts,
                             const int32_t* expert_map, int64_t map_size, void* plan,
                             int64_t plan_bytes, void* stream) {
-  NVFP4_TRY(CheckRouting(m, top_k, experts));
-  NVFP4_TRY(CheckAligned("topk_ids", topk_ids, alignof(int32_t)));
-  if (expert_map != nullptr) {
-    NVFP4_TRY(CheckAligned("expert_map", expert_map, alignof(int32_t)));
-    NVFP4_TRY(CheckSize("map_size", map_size, kSizeLimit));
-  }
+  NVFP4_TRY(CheckRoutedIds(topk_ids, m, top_k, experts, expert_map, map_size));
   const PlanLayout at = PlanAt(m, top_k, experts);
   NVFP4_TRY(CheckPlan(plan, plan_bytes, at.bytes));
   PlanArgs args{};
@@ -96,9 +91,7 @@ nvfp4_status nvfp4_moe_plan(const int32_t* topk_ids, int64_t m, int64_t top_k, i
 
 nvfp4_status nvfp4_moe_workspace_bytes(const nvfp4_weight* gate_up, const nvfp4_weight* down,
                                        int64_t m_max, int64_t top_k, int64_t* bytes) {
-  if (gate_up != nullptr)
-    NVFP4_TRY(CheckGroupedWeight(gate_up, NVFP4_GATE_UP, m_max, top_k, kLayout));
-  if (down != nullptr) NVFP4_TRY(CheckGroupedWeight(down, NVFP4_LINEAR, m_max, top_k, kLayout));
+  NVFP4_TRY(CheckGroupedWeights(gate_up, down, m_max, top_k, kLayout));
   NVFP4_TRY(CheckAligned("bytes", bytes, alignof(int64_t)));
   *bytes = down == nullptr ? 0 : DownBytes(*down, m_max, top_k);
   return NVFP4_OK;

@@ -1,6 +1,5 @@
 // Packed weights of the sm_70 library: size, lay-out, repack, dequantize.
 #include <cinttypes>
-#include <cstring>
 
 #include "abi.h"
 #include "report.h"
@@ -29,19 +28,7 @@ nvfp4_status CheckSupported(const nvfp4_weight_desc& desc) {
 
 nvfp4_weight LayOut(const nvfp4_weight_desc& desc, void* buffer) {
   const Sizes sizes = SizesOf(desc);
-  nvfp4_weight weight;
-  std::memset(&weight, 0, sizeof(weight));
-  weight.struct_size = sizeof(weight);
-  weight.magic = NVFP4_WEIGHT_MAGIC;
-  weight.layout = kLayout.layout;
-  weight.layout_version = kLayout.version;
-  weight.kind = desc.kind;
-  weight.group = desc.group;
-  weight.scale_type = desc.scale_type;
-  weight.global_kind = desc.global_kind;
-  weight.experts = desc.experts;
-  weight.n = desc.n;
-  weight.k = desc.k;
+  nvfp4_weight weight = HandleOf(desc, kLayout);
   weight.n_padded = sizes.rows;
   weight.k_padded = TilesK(desc.k) * kTileK;
   weight.buffer_bytes = sizes.Total(desc.experts);
@@ -63,6 +50,14 @@ nvfp4_status CheckCuda(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return NVFP4_OK;
   return Fail(NVFP4_EDEVICE, "%s failed: %s (%s).", call, cudaGetErrorString(error),
               cudaGetErrorName(error));
+}
+
+nvfp4_status CheckHalves(const char* what, int32_t io_type) {
+  if (io_type != NVFP4_F16) {
+    return Fail(NVFP4_EUNSUPPORTED, "this library computes %s in FP16, not in type %d.", what,
+                io_type);
+  }
+  return NVFP4_OK;
 }
 
 nvfp4_status CheckActivations(int32_t io_type, int64_t rows, int64_t stride) {
