@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "nvfp4_quant.h"
+#include "scale_window.h"
 #include "tile.h"
 #include "weight_passes.h"
 
@@ -14,30 +15,16 @@ namespace {
 constexpr int64_t kWidestPanel = 1024;
 constexpr int64_t kRowsPerUnit = 16;
 
-using Lanes = float[kBlock][kLanes];
-
 // Weighted squared error of every block under one scale code each.
 NVFP4_CLONES void TryWeighted(const Lanes& scaled, const Lanes& importance, const uint32_t* code,
                               float* error) {
-  float value[kLanes];
-  float reciprocal[kLanes];
-  float sum[kLanes] = {};
-  for (int lane = 0; lane < kLanes; ++lane) {
-    value[lane] = kScales.value[code[lane]];
-    reciprocal[lane] = kScales.reciprocal[code[lane]];
-  }
-  for (int e = 0; e < kBlock; ++e) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const float rounded = RoundE2m1(scaled[e][lane] * reciprocal[lane]);
-      const float difference = scaled[e][lane] - rounded * value[lane];
-      sum[lane] += importance[e][lane] * (difference * difference);
-    }
-  }
-  for (int lane = 0; lane < kLanes; ++lane) error[lane] = sum[lane];
+  SumErrors(
+      scaled, code,
+      [&importance](int e, int lane, float square) { return importance[e][lane] * square; }, error);
 }
 
 // The code nearest to amax / 6 of each block of magnitudes that are multiplied by the divisor.
-NVFP4_CLONES void NearestCodes(const Lanes& scaled, int32_t* code) {
+NVFP4_CLONES void NearestCodes(const Lanes& scaled, uint32_t* code) {
   float amax[kLanes] = {};
   for (int e = 0; e < kBlock; ++e) {
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -47,33 +34,16 @@ NVFP4_CLONES void NearestCodes(const Lanes& scaled, int32_t* code) {
   for (int lane = 0; lane < kLanes; ++lane) {
     const float scale = amax[lane] / 6.0f;
     const uint32_t nearest = CodeE4m3(scale < 448.0f ? scale : 448.0f);
-    code[lane] = nearest == 0 ? kZeroBlockCode : static_cast<int32_t>(nearest);
+    code[lane] = nearest == 0 ? static_cast<uint32_t>(kZeroBlockCode) : nearest;
   }
 }
 
-// On a tie the code nearest to amax / 6, then the lower one, stays.
 NVFP4_CLONES void BestCodes(const Lanes& scaled, const Lanes& importance, uint32_t* best_code) {
-  int32_t base[kLanes];
-  float best[kLanes];
-  NearestCodes(scaled, base);
-  for (int lane = 0; lane < kLanes; ++lane) best_code[lane] = static_cast<uint32_t>(base[lane]);
-  TryWeighted(scaled, importance, best_code, best);
-  for (int step = -kWindowBelow; step <= kWindowAbove; ++step) {
-    if (step == 0) continue;
-    uint32_t code[kLanes];
-    float error[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const int32_t wanted = base[lane] + step;
-      const int32_t low = wanted < 1 ? 1 : wanted;
-      code[lane] = static_cast<uint32_t>(low > kMaxCode ? kMaxCode : low);
-    }
+  NearestCodes(scaled, best_code);
+  const auto try_codes = [&](const uint32_t* code, float* error) {
     TryWeighted(scaled, importance, code, error);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const bool better = error[lane] < best[lane];
-      best[lane] = better ? error[lane] : best[lane];
-      best_code[lane] = better ? code[lane] : best_code[lane];
-    }
-  }
+  };
+  SweepWindow(try_codes, best_code);
 }
 
 // One row; `importance` holds [position in block][block] of every tile of the row.

@@ -6,6 +6,7 @@
 #include <new>
 #include <vector>
 
+#include "scale_window.h"
 #include "tile.h"
 #include "weight_passes.h"
 
@@ -17,7 +18,7 @@ namespace {
 constexpr int64_t kUnitWeights = int64_t{256} * kTileWeights;
 
 struct Tile {
-  float weight[kBlock][kLanes];  // [position in block][block]
+  Lanes weight;
   uint32_t code[kLanes];
   float error[kLanes];
   float energy[kLanes];
@@ -71,54 +72,21 @@ NVFP4_CLONES void BaseCodes(Tile* tile, float divisor) {
   }
 }
 
-// Squared error of every block under one scale code each, in units of (weight * divisor)^2.
-NVFP4_CLONES void TryCodes(const float (*scaled)[kLanes], const uint32_t* code, float* error) {
-  float value[kLanes];
-  float reciprocal[kLanes];
-  float sum[kLanes] = {};
-  for (int lane = 0; lane < kLanes; ++lane) {
-    value[lane] = kScales.value[code[lane]];
-    reciprocal[lane] = kScales.reciprocal[code[lane]];
-  }
-  for (int e = 0; e < kBlock; ++e) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const float rounded = RoundE2m1(scaled[e][lane] * reciprocal[lane]);
-      const float difference = scaled[e][lane] - rounded * value[lane];
-      sum[lane] += difference * difference;
-    }
-  }
-  for (int lane = 0; lane < kLanes; ++lane) error[lane] = sum[lane];
+NVFP4_CLONES void TryCodes(const Lanes& scaled, const uint32_t* code, float* error) {
+  SumErrors(scaled, code, [](int, int, float square) { return square; }, error);
 }
 
-// Replaces each base code by the best one of the window. On a tie the base code, then the lower
-// code, stays.
 NVFP4_CLONES void SweepCodes(Tile* tile, float divisor) {
-  float scaled[kBlock][kLanes];
+  Lanes scaled;
   for (int e = 0; e < kBlock; ++e) {
     for (int lane = 0; lane < kLanes; ++lane) {
       scaled[e][lane] = FloatOf(BitsOf(tile->weight[e][lane]) & 0x7FFFFFFFu) * divisor;
     }
   }
-  int32_t base[kLanes];
-  float best[kLanes];
-  for (int lane = 0; lane < kLanes; ++lane) base[lane] = static_cast<int32_t>(tile->code[lane]);
-  TryCodes(scaled, tile->code, best);
-  for (int step = -kWindowBelow; step <= kWindowAbove; ++step) {
-    if (step == 0) continue;
-    uint32_t code[kLanes];
-    float error[kLanes];
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const int32_t wanted = base[lane] + step;
-      const int32_t low = wanted < 1 ? 1 : wanted;
-      code[lane] = static_cast<uint32_t>(low > kMaxCode ? kMaxCode : low);
-    }
+  const auto try_codes = [&scaled](const uint32_t* code, float* error) {
     TryCodes(scaled, code, error);
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const bool better = error[lane] < best[lane];
-      best[lane] = better ? error[lane] : best[lane];
-      tile->code[lane] = better ? code[lane] : tile->code[lane];
-    }
-  }
+  };
+  SweepWindow(try_codes, tile->code);
 }
 
 // Writes the nibbles of the tile under its codes and the error they make. The divisions are those
