@@ -17,6 +17,9 @@ GRAPH_BASE_BYTES = 64 * MIB
 GRAPH_LAYER_BYTES = 256 * KIB
 WORKSPACE_BYTES = 64 * MIB
 CPU_PROCESS_BYTES = 1_500 * MIB
+PENALTY_BYTES = 25
+"""Of a step with a penalty, for each sequence and token of the vocabulary: two counts of 64 bits,
+a factor in FP32, five masks."""
 
 CHUNK_TOKENS = 64
 """Tokens of one chunk of the linear-attention prefill; it keeps one state a chunk."""
@@ -36,12 +39,15 @@ def activation_item(
     experts = step_tokens * geometry.experts_per_token * expert * size
     attention = step_tokens * (3 * query + 2 * key) * size // width
     recurrent = _recurrent_bytes(geometry, split, size, step_tokens)
-    logits = 3 * sequences * padded_vocabulary(geometry) * 4
+    sampled = sequences * padded_vocabulary(geometry)
+    # Layers and sampling follow each other, and one uses the memory of the other.
+    widest = max(mlp, experts, attention, recurrent, PENALTY_BYTES * sampled)
     rotary = geometry.max_position * geometry.head_dim * size
-    peak = streams + max(mlp, experts, attention, recurrent) + logits + rotary + WORKSPACE_BYTES
+    peak = streams + widest + 3 * sampled * 4 + rotary + WORKSPACE_BYTES
     formula = (
-        f"{step_tokens} tokens x (4 hidden + widest of MLP, experts, attention, recurrence), "
-        f"3 x {sequences} x vocabulary FP32 logits, rotary table, 64 MiB of kernel workspace"
+        f"{step_tokens} tokens x (4 hidden + widest of MLP, experts, attention, recurrence, "
+        f"penalties), 3 x {sequences} x vocabulary FP32 logits, rotary table, 64 MiB of kernel "
+        "workspace"
     )
     return Item("activations", peak, formula, f"shapes; {ESTIMATE}")
 

@@ -112,7 +112,7 @@ def test_more_sequences_than_blocks_are_served_without_graphs(
 def test_more_sequences_than_blocks_are_refused_where_graphs_are_asked_for(
     configure: Configure, public: Public
 ) -> None:
-    loaded = configure(memory={"max_num_seqs": 400}, execution={"enforce_eager": False})
+    loaded = configure(memory={"max_num_seqs": 340}, execution={"enforce_eager": False})
 
     with pytest.raises(ApplianceError) as caught:
         make_plan(loaded, public("quasar-27b"), assumed_host("2x16GiB"))
