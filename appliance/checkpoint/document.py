@@ -9,7 +9,7 @@ import stat
 from typing import TYPE_CHECKING, Any, cast
 
 from appliance.checkpoint.faults import refuse
-from appliance.checkpoint.footprint import STRING, require_footprint
+from appliance.checkpoint.footprint import STRING, Sharer, require_footprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +74,8 @@ def parse_unique(
 ) -> object:
     """Return the value in JSON text; a key that occurs twice is an error, not the last one's.
 
+    Small objects that are alike are one object, so the value must not be changed in place.
+
     Args:
         raw: The text; a caller that keeps no hold of it gets its memory back while it is parsed.
         is_bounded: Refuse text whose values would take more than four times its bytes and 8 MiB;
@@ -88,11 +90,11 @@ def parse_unique(
     if is_bounded:
         check_elements(raw)
         size, is_kept = file_bytes or len(raw), file_bytes > 0
-        require_footprint(raw, size, is_kept=is_kept, object_bytes=object_bytes)
+        require_footprint(raw, size, is_kept=is_kept, object_bytes=object_bytes, is_shared=True)
     colons = raw.count(b":")
     text = raw.decode("utf-8")
     del raw
-    value: object = json.loads(text)
+    value: object = json.loads(text, object_hook=Sharer())
     # An object built of pairs would show a repeated key at once, and take half as much again.
     if _keys(value) != colons:
         require_unique(text, value)

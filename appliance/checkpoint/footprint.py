@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 TIMES_THE_FILE: Final = 4
 ROOM_BYTES: Final = 8 * 1024**2
@@ -27,15 +27,52 @@ _DICT, _DICT_SLOTS = 64, 128
 _KEY: Final = 66  # entry and index of a growing table, and the table that it has just left
 _ITEM: Final = 18  # the same for lists
 _SMALL_TABLE: Final = 5
+_SHARED, _SHARED_PAIR = 176, 160  # what `Sharer` keeps of an object: entry, tuple, and its pairs
 _MOST_A_BYTE: Final = 128  # a list in a list in a list
 
 _TOKEN = re.compile(rb"(?s)(" + STRING + rb")(\s*+:)?|[\[\]{},]|[0-9+-][0-9eE.+-]*+")
 _FOUR_BYTES = re.compile(rb"[\xf0-\xff]")
+_SHARED_MAX: Final = 256
+_SHARED_PAIRS_MAX: Final = 16
+_SHARED_MOST: Final = _SHARED + _SHARED_PAIR * _SHARED_PAIRS_MAX
+
 _TWO_HALVES = re.compile(rb"\\u[dD][89abAB]")
 
 
+class Sharer:
+    """Hook of the JSON parser: small objects that are alike become one object.
+
+    A list of quantized modules repeats a handful of schemes a hundred thousand times, and each
+    would take five times its text. Whoever parses with it must not change what it gets.
+    """
+
+    def __init__(self) -> None:
+        """Know no object yet."""
+        self._known: dict[tuple[object, ...], dict[str, Any]] = {}
+
+    def __call__(self, table: dict[str, Any]) -> dict[str, Any]:
+        """Return an earlier object of the same keys and scalars in their order, or this one."""
+        if len(table) > _SHARED_PAIRS_MAX:
+            return table
+        key: list[object] = []
+        for name, value in table.items():
+            kind = type(value)
+            if kind is dict or kind is list:
+                return table
+            # Numbers of two types, and the two zeros of floats, are equal and not the same.
+            key.append((name, kind, repr(value) if kind is float else value))
+        if len(self._known) < _SHARED_MAX:
+            return self._known.setdefault(tuple(key), table)
+        return self._known.get(tuple(key), table)
+
+
 def require_footprint(
-    raw: bytes, file_bytes: int, *, is_kept: bool = False, object_bytes: int = 0
+    raw: bytes,
+    file_bytes: int,
+    *,
+    is_kept: bool = False,
+    object_bytes: int = 0,
+    is_shared: bool = False,
 ) -> None:
     """Refuse JSON text whose values would take more than four times the file and 8 MiB.
 
@@ -44,6 +81,7 @@ def require_footprint(
         file_bytes: Bytes of the whole file that the text is of.
         is_kept: The text stays in memory beside its values.
         object_bytes: What the caller makes of each JSON object, in bytes.
+        is_shared: It is parsed with a `Sharer`.
 
     Raises:
         ValueError: Naming the bytes.
@@ -55,8 +93,12 @@ def require_footprint(
     text = len(raw) * (width + is_kept)
     # While decoding there are the bytes, the text, and the narrower text that it grew out of.
     decoding = len(raw) * {1: 2, 2: 4, 4: 7}[width]
-    room = limit - text - object_bytes * raw.count(b"{")
-    if decoding > limit or (_counted(raw) > room and _added_up(raw, room) > room):
+    objects = raw.count(b"{")
+    room = limit - text - object_bytes * objects
+    kept = min(objects, _SHARED_MAX) * _SHARED_MOST if is_shared else 0
+    if decoding > limit or (
+        _counted(raw) + kept > room and _added_up(raw, room, is_shared=is_shared) > room
+    ):
         raise ValueError(f"values that take more than {limit} bytes of memory")
 
 
@@ -113,6 +155,9 @@ class _Sum:
         total: Bytes.
         keys: Hashes of the keys so far: the parser keeps each once.
         counts: Commas of the containers that are open, and whether they are objects.
+        begun: Where the object that was opened last begins, None once a container is closed.
+        before: The total at that place.
+        shared: Hashes of the texts of objects that `Sharer` keeps; None without one.
     """
 
     total: int = 0
@@ -120,20 +165,42 @@ class _Sum:
     counts: list[tuple[int, bool]] = field(default_factory=list)
     commas: int = 0
     is_object: bool = False
+    begun: int | None = None
+    before: int = 0
+    shared: set[int] | None = None
 
-    def open(self, *, is_object: bool) -> None:
+    def open(self, at: int, *, is_object: bool) -> None:
+        self.begun, self.before = at if is_object else None, self.total
         self.counts.append((self.commas, self.is_object))
         self.commas, self.is_object = 0, is_object
         self.total += _DICT + _DICT_SLOTS if is_object else _LIST + _LIST_SLOTS
 
-    def close(self) -> None:
+    def close(self, raw: bytes, end: int) -> None:
         count = self.commas + 1
         if self.is_object:
             self.total += _KEY * count if count > _SMALL_TABLE else 0
+            self._share(raw, end, count)
         else:
             self.total += _ITEM * count
+        self.begun = None
         if self.counts:
             self.commas, self.is_object = self.counts.pop()
+
+    def _share(self, raw: bytes, end: int, pairs: int) -> None:
+        """Take back what a closed object of scalars took, if its very text was there before.
+
+        Every such text is counted as one that `Sharer` knows: an object of more pairs may be one
+        of fewer, with a key many times.
+        """
+        if self.shared is None or self.begun is None:
+            return
+        known = hash(raw[self.begun : end])
+        if known in self.shared:
+            if pairs <= _SHARED_PAIRS_MAX:
+                self.total = self.before
+        elif len(self.shared) < _SHARED_MAX:
+            self.shared.add(known)
+            self.total += _SHARED + _SHARED_PAIR * min(pairs, _SHARED_PAIRS_MAX)
 
     def string(self, text: bytes, *, is_key: bool) -> None:
         if is_key:
@@ -146,26 +213,26 @@ class _Sum:
         self.total += _STRING + len(text) * (1 if is_plain else _letters(text))
 
 
-def _added_up(raw: bytes, room: int) -> int:
+def _added_up(raw: bytes, room: int, *, is_shared: bool) -> int:
     """Return what the values take, token by token; any number above `room` if it is more."""
-    found = _Sum()
+    found = _Sum(shared=set() if is_shared else None)
     for token in _TOKEN.finditer(raw):
         text = token[1]
         if text is not None:
             found.string(text, is_key=token[2] is not None)
+        elif (mark := token[0]) in (b"}", b"]"):
+            found.close(raw, token.end())
         else:
-            _add_mark(found, token[0])
+            _add_mark(found, mark, token.start())
         if found.total > room:
             break
     return found.total
 
 
-def _add_mark(found: _Sum, mark: bytes) -> None:
+def _add_mark(found: _Sum, mark: bytes, at: int) -> None:
     if mark == b",":
         found.commas += 1
     elif mark in (b"{", b"["):
-        found.open(is_object=mark == b"{")
-    elif mark in (b"}", b"]"):
-        found.close()
+        found.open(at, is_object=mark == b"{")
     elif not mark.isdigit() or len(mark) > _SHARED_DIGITS:
         found.total += _NUMBER + len(mark)

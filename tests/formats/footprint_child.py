@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from appliance.checkpoint.config import read_config
 from appliance.checkpoint.container import read_container
 from appliance.checkpoint.document import read_document
 from appliance.checkpoint.header import HeaderError, read_header
+from appliance.checkpoint.metadata import read_rules
 from appliance.checkpoint.weight_map import parse_index
 from appliance.errors import ApplianceError
 
-READERS = {
-    "document": read_document,
+READERS: dict[str, Callable[[Path], object]] = {
+    "document": read_document,  # what it takes to parse, and no more
     "index": lambda path: read_document(path, parse_index),
     "header": read_header,
+    "rules": lambda path: read_rules(read_config(path.parent)),
     "container": read_container,
 }
 

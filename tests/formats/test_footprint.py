@@ -18,8 +18,13 @@ import hypothesis.strategies as st
 import pytest
 
 from appliance.checkpoint.container import HEADER
-from appliance.checkpoint.document import parse_unique
-from appliance.checkpoint.footprint import ROOM_BYTES, TIMES_THE_FILE, require_footprint
+from appliance.checkpoint.document import parse_unique, read_document
+from appliance.checkpoint.footprint import (
+    ROOM_BYTES,
+    TIMES_THE_FILE,
+    Sharer,
+    require_footprint,
+)
 from appliance.checkpoint.header import read_header
 
 CHILD = Path(__file__).with_name("footprint_child.py")
@@ -46,8 +51,12 @@ Case = tuple[int, Callable[[int], str]]
 DOCUMENTS: dict[str, Case] = {
     "lists": (195, listed("[]")),
     "nested lists": (1100, listed("[[[1.5]]]" + " " * 30)),
-    "objects": (360, listed('{"@":1}')),
-    "equal objects": (600, listed('{"key":null}')),
+    "objects": (420, listed('{"@":1}')),
+    "equal objects of objects": (500, listed('{"key":{}}')),
+    "equal objects of many keys": (
+        *(2500, listed("{" + ",".join(f'"key{i}":null' for i in range(17)) + "}")),
+    ),
+    "objects, each twice": (550, listed('{"@":1},{"@":1}')),
     "keys": (560, lambda size: "{" + many('"@":1', size) + "}"),
     "texts": (1600, listed('"@"')),
     "numbers": (3200, listed("1@")),
@@ -163,15 +172,45 @@ def test_check_takes_less_time_than_the_parse(index: bytes) -> None:
     assert min(checks) < min(seconds(lambda: json.loads(index)) for _ in range(3))
 
 
-def test_scheme_of_each_of_fifty_thousand_experts_passes(tmp_path: Path) -> None:
-    scheme = {"quant_algo": "NVFP4", "group_size": 16}
-    layers = {
-        f"model.layers.{i // 768}.mlp.experts.{i % 768}.up_proj": scheme for i in range(47000)
+@pytest.mark.parametrize("root", ["model", "language_model.model"])
+@pytest.mark.parametrize("indent", [None, 1, 4])
+@pytest.mark.parametrize(("layers", "experts"), [(94, 128), (48, 512), (1, 13), (61, 768)])
+def test_scheme_of_each_expert_passes(
+    tmp_path: Path, layers: int, experts: int, indent: int | None, root: str
+) -> None:
+    """Modules of mixed precision, each with a scheme of its own text, as exporters list them."""
+    schemes = {
+        f"{root}.layers.{layer}.mlp.experts.{expert}.{part}": {
+            "quant_algo": "NVFP4" if part == "up_proj" else "FP8",
+            "group_size": 16,
+        }
+        for layer in range(layers)
+        for expert in range(experts)
+        for part in ("gate_proj", "up_proj", "down_proj")
     }
     path = tmp_path / "hf_quant_config.json"
-    path.write_text(json.dumps({"quantization": {"quantized_layers": layers}}, indent=4))
+    table = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": schemes}}
+    separators = (",", ":") if indent is None else None
+    path.write_text(json.dumps(table, indent=indent, separators=separators))
+
+    (tmp_path / "config.json").write_text("{}")
+
+    assert read_in_child("rules", path) == [""]
+    assert read_document(path) == table
+
+
+def test_equal_objects_pass_however_many(tmp_path: Path) -> None:
+    path = tmp_path / "many.json"
+    path.write_text(listed('{"key":null}')(6 * MIB))
 
     assert read_in_child("document", path) == [""]
+
+
+def test_objects_that_are_alike_keep_their_types() -> None:
+    texts = ["1", "true", "1.0", "0.0", "-0.0", "0", "false", "null", '"1"', "-1", "{}", "[]"]
+    raw = "[" + ",".join(f'{{"a":{text}}}' for text in texts * 2) + "]"
+
+    assert repr(parse_unique(raw.encode())) == repr(json.loads(raw))
 
 
 def test_template_full_of_marks_passes() -> None:
@@ -207,29 +246,38 @@ VALUES = st.recursive(
 )
 
 
-@hypothesis.settings(max_examples=12, deadline=None, derandomize=True, database=None)
-@hypothesis.given(value=VALUES, copies=st.integers(1, 300), is_ascii=st.booleans())
-def test_parse_takes_no_more_than_was_added_up(value: Any, copies: int, is_ascii: bool) -> None:
-    raw = json.dumps([value] * copies, ensure_ascii=is_ascii).encode(errors="replace")
-    least = smallest(raw)
+@hypothesis.settings(max_examples=24, deadline=None, derandomize=True, database=None)
+@hypothesis.given(
+    value=VALUES,
+    copies=st.integers(1, 300),
+    is_ascii=st.booleans(),
+    is_shared=st.booleans(),
+    is_numbered=st.booleans(),
+)
+def test_parse_takes_no_more_than_was_added_up(
+    value: Any, copies: int, is_ascii: bool, is_shared: bool, is_numbered: bool
+) -> None:
+    values = [[{"n": i, "value": 0}, value] if is_numbered else value for i in range(copies)]
+    raw = json.dumps(values, ensure_ascii=is_ascii).encode(errors="replace")
+    least = smallest(raw, is_shared=is_shared)
     tracemalloc.start()
     try:
-        found = json.loads(raw.decode())
+        found = json.loads(raw.decode(), object_hook=Sharer() if is_shared else None)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
-    assert found is not None
+    assert found == json.loads(raw)
     assert peak <= TIMES_THE_FILE * least + ROOM_BYTES + 4096
 
 
-def smallest(raw: bytes) -> int:
+def smallest(raw: bytes, *, is_shared: bool) -> int:
     """Return the least size of a file, below zero too, that the text may be of."""
     low, high = -ROOM_BYTES // TIMES_THE_FILE, len(raw) * 100 + 10_000
     while low < high:
         middle = (low + high) // 2
         try:
-            require_footprint(raw, middle)
+            require_footprint(raw, middle, is_shared=is_shared)
             high = middle
         except ValueError:
             low = middle + 1
