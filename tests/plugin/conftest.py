@@ -164,6 +164,12 @@ class Checkpoints:
 
 
 @pytest.fixture(scope="session")
+def engine_environment() -> dict[str, str]:
+    """What a process that starts an engine of one rank begins with."""
+    return os.environ | ENGINE_ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+@pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     """Read, write and run checkpoints."""
     return Checkpoints(tmp_path_factory)

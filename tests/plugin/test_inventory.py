@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from appliance.checkpoint.patterns import expression_matcher, shell_matcher
-from appliance.checkpoint.rules import Form, Group, Lenient, Rules
+from appliance.checkpoint.rules import Form, Group, Lenient, Rules, Scheme
 from appliance.errors import ApplianceError
 from appliance.vllm_plugin.inventory import (
     COMPRESSED_TENSORS_NAMES,
@@ -19,7 +19,7 @@ from appliance.vllm_plugin.inventory import (
     resolve,
 )
 
-EVERYTHING = (Group(expression_matcher(["Linear"]), Form.NVFP4),)
+EVERYTHING = (Group(expression_matcher(["Linear"]), Scheme(Form.NVFP4)),)
 LEAVES = ("m.q_proj", "m.k_proj", "m.v_proj")
 
 
