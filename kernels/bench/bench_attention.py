@@ -14,22 +14,25 @@ Usage: bench_attention.py LIBRARY --vsim FOLDER [--only decode:128x32x8x32768x1,
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-CASES = REPOSITORY / "tests" / "kernels" / "vsim"
 # PYTHONSAFEPATH leaves a script's own folder out.
-sys.path.insert(0, str(CASES))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tests/kernels/vsim")]
+
+import numpy as np
+from bench_on_model import Case, check, options_of, print_rows, time_case
+from bench_report import cases_of
+from sm70_attention_cases import ATTENTION_CASES
+from sm70_rig import CudartMemory, Rig
+
+from appliance.nvfp4 import attention as binding
+from appliance.nvfp4.library import Library
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
 
 DEFAULT = (
     "decode:64x32x8x32768x1",
@@ -45,17 +48,10 @@ MULTIPROCESSORS = 80
 BLOCK = 16
 
 
-def place(kind: str, sizes: list[int]) -> Callable[[], None]:
+def place(rig: Rig, case: Case) -> Callable[[], None]:
     """The timed call over a cache of zeros: blocks of 16 tokens in random order, NHD."""
-    import numpy as np  # noqa: PLC0415 - not needed by the process that starts the model
-    from sm70_rig import CudartMemory, Rig  # noqa: PLC0415
-
-    from appliance.nvfp4 import attention as binding  # noqa: PLC0415
-    from appliance.nvfp4.library import Library  # noqa: PLC0415
-
-    head_dim, q_heads, kv_heads, keys, last = sizes
+    kind, (head_dim, q_heads, kv_heads, keys, last) = case.kind, case.sizes
     sequences, query_len = (last, 1) if kind == "decode" else (1, last)
-    rig = Rig(Library(Path(os.environ["BENCH_LIBRARY"])), CudartMemory())
     blocks, tokens = -(-keys // BLOCK), sequences * query_len
     token_stride, width = kv_heads * 2 * head_dim, q_heads * head_dim
     cache = rig.room(sequences * blocks * BLOCK * token_stride * 2)
@@ -91,39 +87,19 @@ def place(kind: str, sizes: list[int]) -> Callable[[], None]:
     return lambda: binding.attend(rig.library, call, workspace=workspace, workspace_bytes=needed)
 
 
-def on_model(options: argparse.Namespace, arguments: list[str], **extra: str) -> str:
-    """Output of a Python program whose CUDA run time is the model."""
-    environment = dict(os.environ, BENCH_LIBRARY=str(options.library), SIM_TIMEOUT="3600", **extra)
-    environment["PYTHONPATH"] = f"{REPOSITORY}:{CASES}"
-    command = [str(options.vsim / "run"), sys.executable, *arguments]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True
-    ).stdout
+def call_count(case: Case) -> int:
+    """Of decode the second of two calls is timed, of a prompt the only one."""
+    return 2 if case.kind == "decode" else 1
 
 
-def check(options: argparse.Namespace) -> None:
-    """Stop where a kernel is wrong."""
-    from sm70_attention_cases import ATTENTION_CASES  # noqa: PLC0415
-
-    arguments = [str(CASES / "sm70_run.py"), str(options.library), *ATTENTION_CASES]
-    output = on_model(options, arguments, VSIM_FUNC="1")
-    (line,) = (each for each in output.splitlines() if each.startswith("RESULTS "))
-    wrong = {k: v for k, v in json.loads(line.removeprefix("RESULTS ")).items() if v != "ok"}
-    if wrong:
-        raise SystemExit(f"a kernel is wrong, nothing was timed: {wrong}")
-
-
-def row_of(options: argparse.Namespace, case: str) -> dict[str, Any]:
-    """Time a case, all of its kernels; of decode the second of two calls."""
-    kind, _, text = case.partition(":")
-    head_dim, q_heads, kv_heads, keys, last = map(int, text.split("x"))
-    output = on_model(
-        options, [__file__, "--place", case], VSIM_NOHMMA="1", VSIM_PAR=f"nsm={options.sms}"
-    )
-    times = [float(each) for each in re.findall(r"cycles=\d+\s+t=([\d.]+)us", output)]
-    us = sum(times[len(times) // 2 :] if kind == "decode" else times)
-    row: dict[str, Any] = {"case": case, "us": round(us, 2), "multiprocessors": options.sms}
-    if kind == "decode":
+def row_of(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Time a case, all of its kernels."""
+    case = Case.of(name)
+    head_dim, q_heads, kv_heads, keys, last = case.sizes
+    settings = {"VSIM_NOHMMA": "1", "VSIM_PAR": f"nsm={options.sms}"}
+    us = sum(time_case(options, name, call_count(case), **settings))
+    row: dict[str, Any] = {"case": name, "us": round(us, 2), "multiprocessors": options.sms}
+    if case.kind == "decode":
         moved = last * keys * kv_heads * head_dim * 4
         row["read_gb_s"] = round(moved / us / 1e3, 1)
         row["of_ceiling"] = round(moved / us / 1e3 / READ_CEILING_GB_S, 3)
@@ -134,36 +110,19 @@ def row_of(options: argparse.Namespace, case: str) -> dict[str, Any]:
     return row
 
 
-def parse() -> argparse.Namespace:
-    """Return the command line's options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("library", type=Path, nargs="?")
-    parser.add_argument("--vsim", type=Path)
-    parser.add_argument("--only", help="cases, comma-separated")
-    parser.add_argument("--sms", type=int, default=MULTIPROCESSORS, help="of the model")
-    parser.add_argument("--place", help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
 def main() -> int:
     """Check, time, and print; or be the timed process."""
-    options = parse()
+    parser = options_of(__doc__)
+    parser.add_argument("--sms", type=int, default=MULTIPROCESSORS, help="of the model")
+    options = parser.parse_args()
     if options.place:
-        kind, _, text = options.place.partition(":")
-        call = place(kind, [int(each) for each in text.split("x")])
-        call()
-        if kind == "decode":
+        case = Case.of(options.place)
+        call = place(Rig(Library(options.library), CudartMemory()), case)
+        for _ in range(call_count(case)):
             call()
         return 0
-    check(options)
-    rows = []
-    for case in options.only.split(",") if options.only else DEFAULT:
-        rows.append(row_of(options, case))
-        sys.stderr.write(json.dumps(rows[-1]) + "\n")
-    machine = "simulated V100, 1530/877 MHz, cold L2, +-15 %"
-    sys.stdout.write(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    check(options, ATTENTION_CASES)
+    print_rows(row_of(options, name) for name in cases_of(options, DEFAULT))
     return 0
 
 

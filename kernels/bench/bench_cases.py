@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sm70_rig import E2M1, E4M3, Matrix, Packed, Rig, random_matrix
@@ -55,6 +55,24 @@ class Call:
     weight_bytes: int
     moved_bytes: int
     flops: int
+
+    def proved(self, case: str) -> dict[str, Any]:
+        """Run, and give what a report says of the call besides its time.
+
+        Raises:
+            ArithmeticError: If what it wrote is wrong: it must not be timed.
+        """
+        self.run()
+        error = self.error()
+        if not error <= self.tolerance:
+            raise ArithmeticError(f"{case} {self.name}: error {error:.2e}, not timed")
+        return {
+            "call": self.name,
+            "error": float(f"{error:.2e}"),
+            "weight_bytes": self.weight_bytes,
+            "moved_bytes": self.moved_bytes,
+            "flops": self.flops,
+        }
 
 
 def calls_of(rig: Rig, case: str) -> Iterator[Call]:

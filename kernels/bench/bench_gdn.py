@@ -15,22 +15,25 @@ Usage: bench_gdn.py LIBRARY --vsim FOLDER [--only decode:16x48x128x1,...]
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-CASES = REPOSITORY / "tests" / "kernels" / "vsim"
 # PYTHONSAFEPATH leaves a script's own folder out.
-sys.path.insert(0, str(CASES))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tests/kernels/vsim")]
+
+import numpy as np
+from bench_on_model import Case, check, options_of, print_rows, time_case
+from bench_report import cases_of
+from sm70_gdn_cases import GDN_CASES
+from sm70_rig import CudartMemory, Rig
+
+from appliance.nvfp4 import gdn
+from appliance.nvfp4.library import Library
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
 
 DEFAULT = (
     *(f"decode:16x48x128x{n}" for n in (1, 8, 32)),
@@ -49,7 +52,7 @@ COPY_CEILING_GB_S = 808.0
 """What the model copies at most, reads and writes counted; its own copy program."""
 
 
-def zeros(rig: Any, *shape: int, size: int = 2) -> int:
+def zeros(rig: Rig, *shape: int, size: int = 2) -> int:
     """Memory of that many elements; its content does not matter to time."""
     count = 1
     for each in shape:
@@ -57,13 +60,9 @@ def zeros(rig: Any, *shape: int, size: int = 2) -> int:
     return int(rig.room(count * size))
 
 
-def place_delta(rig: Any, kind: str, sizes: list[int]) -> Callable[[], None]:
+def place_delta(rig: Rig, case: Case) -> Callable[[], None]:
     """The timed call of the delta rule; every sequence has a state."""
-    import numpy as np  # noqa: PLC0415 - not needed by the process that starts the model
-
-    from appliance.nvfp4 import gdn  # noqa: PLC0415
-
-    k_heads, v_heads, dim, last = sizes
+    kind, (k_heads, v_heads, dim, last) = case.kind, case.sizes
     sequences, tokens = (last, last) if kind == "decode" else (1, last)
     keys, values = k_heads * dim, v_heads * dim
     rng = np.random.default_rng(0)
@@ -89,13 +88,9 @@ def place_delta(rig: Any, kind: str, sizes: list[int]) -> Callable[[], None]:
     return lambda: gdn.gated_delta(rig.library, call, workspace=workspace, workspace_bytes=needed)
 
 
-def place_conv(rig: Any, sizes: list[int]) -> Callable[[], None]:
+def place_conv(rig: Rig, case: Case) -> Callable[[], None]:
     """The timed convolution; all sequences of one length, decode where that is 1."""
-    import numpy as np  # noqa: PLC0415
-
-    from appliance.nvfp4 import gdn  # noqa: PLC0415
-
-    channels, sequences, length = sizes
+    channels, sequences, length = case.sizes
     tokens = sequences * length
     call = gdn.Conv(
         io_type=1, state_type=1, weight_type=1, width=4, silu=1, tokens=tokens,
@@ -110,11 +105,9 @@ def place_conv(rig: Any, sizes: list[int]) -> Callable[[], None]:
     return lambda: gdn.causal_conv(rig.library, call)
 
 
-def place_norm(rig: Any, sizes: list[int]) -> Callable[[], None]:
+def place_norm(rig: Rig, case: Case) -> Callable[[], None]:
     """The timed norm with a SiLU gate."""
-    from appliance.nvfp4 import gdn  # noqa: PLC0415
-
-    tokens, heads, dim = sizes
+    tokens, heads, dim = case.sizes
     width = heads * dim
     x, z, y = (zeros(rig, tokens, width) for _ in range(3))
     call = gdn.GateNorm(
@@ -125,46 +118,12 @@ def place_norm(rig: Any, sizes: list[int]) -> Callable[[], None]:
     return lambda: gdn.gated_rms_norm(rig.library, call)
 
 
-def place(case: str) -> Callable[[], None]:
-    """The timed call of a case."""
-    from sm70_rig import CudartMemory, Rig  # noqa: PLC0415
-
-    from appliance.nvfp4.library import Library  # noqa: PLC0415
-
-    kind, _, text = case.partition(":")
-    sizes = [int(each) for each in text.split("x")]
-    rig = Rig(Library(Path(os.environ["BENCH_LIBRARY"])), CudartMemory())
-    if kind == "conv":
-        return place_conv(rig, sizes)
-    if kind == "norm":
-        return place_norm(rig, sizes)
-    return place_delta(rig, kind, sizes)
+PLACES = {"conv": place_conv, "norm": place_norm}
 
 
-def on_model(options: argparse.Namespace, arguments: list[str], **extra: str) -> str:
-    """Output of a Python program whose CUDA run time is the model."""
-    environment = dict(os.environ, BENCH_LIBRARY=str(options.library), SIM_TIMEOUT="3600", **extra)
-    environment["PYTHONPATH"] = f"{REPOSITORY}:{CASES}"
-    command = [str(options.vsim / "run"), sys.executable, *arguments]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=True
-    ).stdout
-
-
-def check(options: argparse.Namespace) -> None:
-    """Stop where a kernel is wrong."""
-    from sm70_gdn_cases import GDN_CASES  # noqa: PLC0415
-
-    arguments = [str(CASES / "sm70_run.py"), str(options.library), *GDN_CASES]
-    output = on_model(options, arguments, VSIM_FUNC="1")
-    (line,) = (each for each in output.splitlines() if each.startswith("RESULTS "))
-    wrong = {k: v for k, v in json.loads(line.removeprefix("RESULTS ")).items() if v != "ok"}
-    if wrong:
-        raise SystemExit(f"a kernel is wrong, nothing was timed: {wrong}")
-
-
-def moved_bytes(kind: str, sizes: list[int]) -> int:
+def moved_bytes(case: Case) -> int:
     """Bytes that a call has to move at least: states, or rows in and out."""
+    kind, sizes = case.kind, case.sizes
     if kind == "decode":
         return sizes[3] * sizes[1] * sizes[2] * sizes[2] * 4 * 2
     if kind == "conv":
@@ -173,54 +132,39 @@ def moved_bytes(kind: str, sizes: list[int]) -> int:
     return sizes[0] * sizes[1] * sizes[2] * 2 * 3
 
 
-def row_of(options: argparse.Namespace, case: str) -> dict[str, Any]:
-    """Time a case, all of its kernels, the second of two calls (of a prefill the only one)."""
-    kind, _, text = case.partition(":")
-    sizes = [int(each) for each in text.split("x")]
-    output = on_model(options, [__file__, "--place", case])
-    times = [float(each) for each in re.findall(r"cycles=\d+\s+t=([\d.]+)us", output)]
-    if kind not in ("prefill", "steps"):
-        times = times[len(times) // 2 :]
+def call_count(case: Case) -> int:
+    """The second of two calls is timed, of a prompt the only one."""
+    return 1 if case.kind in {"prefill", "steps"} else 2
+
+
+def row_of(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Time a case, all of its kernels."""
+    case = Case.of(name)
+    times = time_case(options, name, call_count(case))
     us = sum(times)
-    row: dict[str, Any] = {"case": case, "us": round(us, 2)}
+    row: dict[str, Any] = {"case": name, "us": round(us, 2)}
     if len(times) > 1:
         row["launches_us"] = [round(each, 2) for each in times]
-    if kind in ("prefill", "steps"):
-        row["us_per_token"] = round(us / sizes[3], 3)
+    if case.kind in {"prefill", "steps"}:
+        row["us_per_token"] = round(us / case.sizes[3], 3)
     else:
-        rate = moved_bytes(kind, sizes) / us / 1e3
+        rate = moved_bytes(case) / us / 1e3
         row |= {"gb_s": round(rate, 1), "of_ceiling": round(rate / COPY_CEILING_GB_S, 3)}
     return row
 
 
-def parse() -> argparse.Namespace:
-    """Return the command line's options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("library", type=Path, nargs="?")
-    parser.add_argument("--vsim", type=Path)
-    parser.add_argument("--only", help="cases, comma-separated")
-    parser.add_argument("--place", help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
 def main() -> int:
     """Check, time, and print; or be the timed process."""
-    options = parse()
+    options = options_of(__doc__).parse_args()
     if options.place:
-        call = place(options.place)
-        call()
-        if options.place.partition(":")[0] not in ("prefill", "steps"):
+        case = Case.of(options.place)
+        rig = Rig(Library(options.library), CudartMemory())
+        call = PLACES.get(case.kind, place_delta)(rig, case)
+        for _ in range(call_count(case)):
             call()
         return 0
-    check(options)
-    rows = []
-    for case in options.only.split(",") if options.only else DEFAULT:
-        rows.append(row_of(options, case))
-        sys.stderr.write(json.dumps(rows[-1]) + "\n")
-    machine = "simulated V100, 1530/877 MHz, cold L2, +-15 %"
-    sys.stdout.write(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    check(options, GDN_CASES)
+    print_rows(row_of(options, name) for name in cases_of(options, DEFAULT))
     return 0
 
 

@@ -11,9 +11,6 @@ Usage: bench_gpu.py [LIBRARY] [--only matmul:8x17408x5120,moe:1] [--rounds 9] [-
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
 import os
 import sys
 import time
@@ -26,7 +23,15 @@ sys.path[:0] = [str(Path(__file__).parent), str(REPOSITORY / "tests/kernels/vsim
 
 from bench_cases import DEFAULT, calls_of
 from bench_device import Driver
-from bench_report import row_of, sha256_of, sources_sha256, table_of
+from bench_report import (
+    WRONG_RESULT,
+    cases_of,
+    parser_of,
+    provenance,
+    publish,
+    row_of,
+    table_of,
+)
 from sm70_rig import Rig
 
 from appliance.nvfp4.library import Library
@@ -35,7 +40,7 @@ LIBRARY = REPOSITORY / "appliance" / "lib" / "libnvfp4_sm70.so"
 CLOCK_RATE, MULTIPROCESSORS, MAJOR, MINOR = 13, 16, 75, 76  # CUdevice_attribute
 COPY_BYTES = 1 << 30
 VOLTA = (7, 0)
-NO_DEVICE, WRONG_RESULT = 2, 3
+NO_DEVICE = 2
 
 
 def copy_gb_s(driver: Driver, rounds: int) -> float:
@@ -58,17 +63,7 @@ def rows_of(
     rig = Rig(library, driver)
     rows = []
     for call in calls_of(rig, case):
-        call.run()
-        error = call.error()
-        if not error <= call.tolerance:
-            raise ArithmeticError(f"{case} {call.name}: error {error:.2e}, not timed")
-        found = {
-            "call": call.name,
-            "error": float(f"{error:.2e}"),
-            "weight_bytes": call.weight_bytes,
-            "moved_bytes": call.moved_bytes,
-            "flops": call.flops,
-        }
+        found = call.proved(case)
         rows.append(row_of(case, found, driver.median_us(call.run, rounds), rates))
     rig.release()
     return rows
@@ -76,11 +71,8 @@ def rows_of(
 
 def main() -> int:
     """Print a table and the document; 3 after a wrong result, 2 without a GPU."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("library", type=Path, nargs="?", default=LIBRARY)
-    parser.add_argument("--only", help="cases, comma-separated")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, help="write the document here as well")
     options = parser.parse_args()
@@ -96,7 +88,7 @@ def main() -> int:
     rates = {"copy": copy_gb_s(driver, options.rounds)}
     rows: list[dict[str, Any]] = []
     try:
-        for case in options.only.split(",") if options.only else DEFAULT:
+        for case in cases_of(options, DEFAULT):
             rows += rows_of(driver, library, case, options.rounds, rates)
             sys.stderr.write(f"{time.monotonic() - begin:.1f} s\n{table_of(rows[-1:])}")
     except ArithmeticError as error:
@@ -108,21 +100,15 @@ def main() -> int:
         "compute_capability": "{}.{}".format(*capability),
         "emulated": capability != VOLTA,
         "method": f"median of {options.rounds}, L2 flushed, every result checked before its time",
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "clocks": {"core_mhz": driver.attribute(CLOCK_RATE) // 1000},
         "multiprocessors": driver.attribute(MULTIPROCESSORS),
         "driver_cuda": driver.version(),
-        "sources_sha256": sources_sha256(),
-        "library_sha256": sha256_of(options.library),
+        **provenance(options.library),
         "seconds": round(time.monotonic() - begin, 1),
         "gb_s": rates,
         "rows": rows,
     }
-    text = json.dumps(document, indent=1) + "\n"
-    sys.stderr.write("\n" + table_of(rows))
-    sys.stdout.write(text)
-    if options.json:
-        options.json.write_text(text)
+    publish(document, options.json)
     return 0
 
 

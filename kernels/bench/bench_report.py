@@ -1,12 +1,32 @@
-"""The rows of a bench report: rates from times, and where the sources stand."""
+"""What every bench says and is asked: rows with rates, where the sources stand, the options."""
 
 from __future__ import annotations
 
+import argparse
+import datetime
 import hashlib
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+WRONG_RESULT = 3
+"""Exit code of a bench that found one."""
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """The options of every bench; the docstring of its script is the help."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", help="cases, comma-separated")
+    return parser
+
+
+def cases_of(options: argparse.Namespace, default: tuple[str, ...]) -> tuple[str, ...]:
+    """The cases that are asked for."""
+    return tuple(options.only.split(",")) if options.only else default
 
 
 def row_of(case: str, found: dict[str, Any], us: float, rates: dict[str, float]) -> dict[str, Any]:
@@ -58,3 +78,21 @@ def table_of(rows: list[dict[str, Any]]) -> str:
         + "\n"
         for line in lines
     )
+
+
+def provenance(library: Path) -> dict[str, str]:
+    """When, of which sources, and with which library."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "sources_sha256": sources_sha256(),
+        "library_sha256": sha256_of(library),
+    }
+
+
+def publish(document: dict[str, Any], path: Path | None) -> None:
+    """The rows as a table on stderr; the document on stdout, and in a file if one is asked for."""
+    text = json.dumps(document, indent=1) + "\n"
+    sys.stderr.write("\n" + table_of(document["rows"]))
+    sys.stdout.write(text)
+    if path:
+        path.write_text(text)

@@ -10,10 +10,7 @@ Usage: bench_vsim.py LIBRARY --vsim FOLDER [--only matmul:8x17408x5120,moe:1] [-
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import json
-import os
 import re
 import subprocess
 import sys
@@ -25,34 +22,19 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tests/kernels/vsim")]
 
 from bench_cases import DEFAULT
-from bench_report import REPOSITORY, row_of, sha256_of, sources_sha256, table_of
+from bench_on_model import StoppedError, launches_us, on_model
+from bench_report import WRONG_RESULT, cases_of, parser_of, provenance, publish, row_of
 
 CLOCKS = {"core_mhz": 1530, "memory_mhz": 877}
 COPY_MIB = 200
 """A multiple of 5: the model's read program takes whole strides of 5 MiB. Large, since what a copy
 wrote last stays in L2 uncounted."""
-CASE_TIMEOUT_S = 3600
-WRONG_RESULT = 3
 
 
-class WrongResultError(Exception):
-    """A call gave a wrong result, or the model stopped; nothing of its case was timed."""
-
-
-def on_model(vsim: Path, command: list[str]) -> str:
-    """Output of a program whose CUDA run time is the model, and the model's report after it."""
+def with_clocks(vsim: Path, command: list[str]) -> str:
+    """Output of a program on the model, whose clocks the report names."""
     parameters = f"clk={CLOCKS['core_mhz']},mem={CLOCKS['memory_mhz']}"
-    environment = dict(os.environ, PYTHONPATH=str(REPOSITORY), VSIM_PAR=parameters)
-    environment.pop("VSIM_FUNC", None)
-    environment.pop("VSIM_NOHMMA", None)  # the results are checked
-    environment.setdefault("SIM_TIMEOUT", str(CASE_TIMEOUT_S))
-    done = subprocess.run(
-        [str(vsim / "run"), *command], env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        said = "\n".join(done.stderr.splitlines()[-3:])
-        raise WrongResultError(f"{command[-1]}: exit {done.returncode}: {said}")
-    return done.stdout
+    return on_model(vsim, command, VSIM_PAR=parameters)
 
 
 def ceilings(vsim: Path, mib: int) -> dict[str, float]:
@@ -61,10 +43,9 @@ def ceilings(vsim: Path, mib: int) -> dict[str, float]:
         program = f"{folder}/copy"
         source = str(vsim / "examples" / "copy.cu")
         subprocess.run([str(vsim / "nvcc70"), "-o", program, source], check=True)
-        report = on_model(vsim, [program, str(mib)])
+        report = with_clocks(vsim, [program, str(mib)])
     names = re.findall(r"^\[vsim\] (\S+) grid", report, re.MULTILINE)
-    times = map(float, re.findall(r"cycles=\d+\s+t=([\d.]+)us", report))
-    us = dict(zip(names, times, strict=True))
+    us = dict(zip(names, launches_us(report), strict=True))
     size = mib * 1.048576e3
     (copy,) = (time for name, time in us.items() if "copyk" in name)
     (read,) = (time for name, time in us.items() if "readk" in name)
@@ -74,30 +55,26 @@ def ceilings(vsim: Path, mib: int) -> dict[str, float]:
 def calls_of(vsim: Path, library: Path, case: str) -> list[dict[str, Any]]:
     """What bench_model.py says of every call of one case, checked and timed."""
     program = str(Path(__file__).parent / "bench_model.py")
-    output = on_model(vsim, [sys.executable, program, str(library), case])
+    output = with_clocks(vsim, [sys.executable, program, str(library), case])
     lines = [line for line in output.splitlines() if line.startswith("ROW ")]
     return [{"case": case} | json.loads(line.removeprefix("ROW ")) for line in lines]
 
 
 def main() -> int:
     """Print a table on stderr and the document on stdout; 3 after a wrong result."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("library", type=Path)
     parser.add_argument("--vsim", type=Path, required=True)
-    parser.add_argument("--only", help="cases, comma-separated")
     parser.add_argument("--copy-mib", type=int, default=COPY_MIB, help="a multiple of 5")
     parser.add_argument("--json", type=Path, help="write the document here as well")
     options = parser.parse_args()
-    cases = options.only.split(",") if options.only else DEFAULT
     found: list[dict[str, Any]] = []
     try:
-        for case in cases:
+        for case in cases_of(options, DEFAULT):
             found += calls_of(options.vsim, options.library, case)
             sys.stderr.write(f"{case}: checked and timed\n")
         rates = ceilings(options.vsim, options.copy_mib)
-    except WrongResultError as error:
+    except StoppedError as error:
         sys.stderr.write(f"bench: wrong result, refused: {error}\n")
         return WRONG_RESULT
     rows = [
@@ -108,18 +85,12 @@ def main() -> int:
     document = {
         "machine": "simulated V100, +-15 %",
         "method": "second launch, cold L2, every result checked before its time",
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "clocks": CLOCKS,
-        "sources_sha256": sources_sha256(),
-        "library_sha256": sha256_of(options.library),
+        **provenance(options.library),
         "gb_s": rates,
         "rows": rows,
     }
-    text = json.dumps(document, indent=1) + "\n"
-    sys.stderr.write("\n" + table_of(rows))
-    sys.stdout.write(text)
-    if options.json:
-        options.json.write_text(text)
+    publish(document, options.json)
     return 0
 
 

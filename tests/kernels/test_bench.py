@@ -93,6 +93,34 @@ def test_bench_checks_and_times_a_right_library(right_library: Path, tmp_path: P
 
 
 @needs_model
+@pytest.mark.parametrize(
+    ("script", "case", "rate"),
+    [
+        ("bench_attention.py", "decode:64x8x2x64x1", "read_gb_s"),
+        ("bench_attention.py", "prefill:64x4x2x64x16", "tflops"),
+        ("bench_gdn.py", "decode:2x2x64x1", "gb_s"),
+        ("bench_gdn.py", "prefill:2x2x64x64", "us_per_token"),
+    ],
+)
+def test_bench_of_single_operations_checks_and_times_a_case(
+    right_library: Path, script: str, case: str, rate: str
+) -> None:
+    done = subprocess.run(
+        (sys.executable, BENCH / script, right_library, "--vsim", VSIM, "--only", case),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["rows"]
+    assert json.loads(done.stderr) == row
+    assert row["case"] == case
+    assert row["us"] > 0
+    assert row[rate] > 0
+
+
+@needs_model
 def test_bench_prints_no_time_for_a_wrong_library(wrong_library: Path) -> None:
     done = bench(wrong_library, "--only", "matmul:9x64x128")
 
