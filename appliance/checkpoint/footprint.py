@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 TIMES_THE_FILE: Final = 4
 ROOM_BYTES: Final = 8 * 1024**2
@@ -48,18 +48,18 @@ class Sharer:
 
     def __init__(self) -> None:
         """Know no object yet."""
-        self._known: dict[tuple[object, ...], dict[str, Any]] = {}
+        self._known: dict[tuple[object, ...], dict[str, object]] = {}
 
-    def __call__(self, table: dict[str, Any]) -> dict[str, Any]:
+    def __call__(self, table: dict[str, object]) -> dict[str, object]:
         """Return an earlier object of the same keys and scalars in their order, or this one."""
         if len(table) > _SHARED_PAIRS_MAX:
             return table
         key: list[object] = []
         for name, value in table.items():
-            kind = type(value)
-            if kind is dict or kind is list:
+            if isinstance(value, (dict, list)):
                 return table
             # Numbers of two types, and the two zeros of floats, are equal and not the same.
+            kind: type[object] = type(value)
             key.append((name, kind, repr(value) if kind is float else value))
         if len(self._known) < _SHARED_MAX:
             return self._known.setdefault(tuple(key), table)

@@ -15,7 +15,7 @@ from appliance.checkpoint.linears import (
     text,
 )
 from appliance.checkpoint.outline import Linear
-from appliance.checkpoint.rules import Form
+from appliance.checkpoint.rules import Form, Grain
 from appliance.checkpoint.stored import FP8_BLOCK, NVFP4_GROUP, STACKED, STACKED_PARTS
 from appliance.checkpoint.summary import Cut, Kind
 
@@ -228,11 +228,15 @@ def _take_stacked_fp8(
         tally.fault("E_MISSING_COMPANION", module, f"{module}_weight_scale", "only the stack")
         return
     blocks = (count, -(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK))
-    others = ((count,), (count, 1), (count, 1, 1), (count, rows, 1))
-    tally.note_fp8(f"{module}_weight_scale", scale, blocks=(blocks,), others=others)
+    shapes = {
+        Grain.TENSOR: ((count,), (count, 1), (count, 1, 1)),
+        Grain.CHANNEL: ((count, rows, 1),),
+        Grain.BLOCK: (blocks,),
+    }
+    is_known = tally.note_fp8(module, f"{module}_weight_scale", scale, shapes)
     if weight[1] not in (shape, (count, columns, rows)):
         tally.fault("E_SHAPE", module, str(list(shape)), text(weight))
-    elif scale[1] not in (*others, blocks):
+    elif not is_known:
         what = f"one number for each of {count} experts, their rows or blocks"
         tally.fault("E_SCALE_SHAPE", f"{module}_weight_scale", what, text(scale))
     elif scale[0] not in DENSE_TYPES:

@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from appliance.checkpoint.header import DTYPE_BITS
-from appliance.checkpoint.rules import Form
+from appliance.checkpoint.rules import Form, Grain
 from appliance.checkpoint.stored import FP8_BLOCK, NVFP4_GROUP, QUASAR_GROUP
 from appliance.checkpoint.summary import Cut, Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from appliance.checkpoint.outline import Linear
 
-Entry = tuple[str, tuple[int, ...]]
+Shape = tuple[int, ...]
+Entry = tuple[str, Shape]
 """dtype and shape of one stored tensor."""
 
 DENSE_TYPES = ("BF16", "F16", "F32")
@@ -87,7 +90,7 @@ class Tally:
         groups: Weights per block scale to the first module that has it, and its scales.
         shares: Sums by kind and cut.
         widths: K to a row-parallel NVFP4 module that has it.
-        fp8_scales: Whether FP8 scales are of blocks, to the first such, where the shape tells.
+        fp8_scales: FP8 module to the name of its scales, these, and what their shape may mean.
         findings: Faults.
         activation_scales: Scales of activations are there.
         kv_scales: Scales of the KV cache are there.
@@ -98,7 +101,7 @@ class Tally:
     groups: dict[int, tuple[str, Entry]] = field(default_factory=dict)
     shares: dict[tuple[Kind, Cut], Share] = field(default_factory=dict)
     widths: dict[int, str] = field(default_factory=dict)
-    fp8_scales: dict[bool, tuple[str, Entry]] = field(default_factory=dict)
+    fp8_scales: dict[str, tuple[str, Entry, frozenset[Grain]]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     activation_scales: bool = False
     kv_scales: bool = False
@@ -111,17 +114,12 @@ class Tally:
         share.rows += rows
 
     def note_fp8(
-        self,
-        where: str,
-        scale: Entry,
-        *,
-        blocks: tuple[tuple[int, ...], ...],
-        others: tuple[tuple[int, ...], ...],
-    ) -> None:
-        """Note whether the scales of one FP8 matrix are of blocks, unless they could be either."""
-        is_block = scale[1] in blocks
-        if is_block != (scale[1] in others):
-            self.fp8_scales.setdefault(is_block, (where, scale))
+        self, module: str, where: str, scale: Entry, shapes: Mapping[Grain, tuple[Shape, ...]]
+    ) -> bool:
+        """Note what the scales of one FP8 module may mean; tell whether they mean anything."""
+        grains = frozenset(grain for grain, known in shapes.items() if scale[1] in known)
+        self.fp8_scales[module] = (where, scale, grains)
+        return bool(grains)
 
     def fault(self, code: str, module: str, what: str, value: str, fix: str = _AGAIN) -> None:
         """Note one fault."""
@@ -333,10 +331,12 @@ def _take_fp8(
         tally.fault("E_SHAPE", f"{module}.weight", text(wanted), text(weight))
         return
     blocks = (-(-linear.rows // FP8_BLOCK), -(-linear.columns // FP8_BLOCK))
-    by_block = (blocks, (blocks[0], 1, blocks[1], 1))
-    others = ((), (1,), (1, 1), (linear.rows,), (linear.rows, 1))
-    tally.note_fp8(f"{module}.weight_scale", scale, blocks=by_block, others=others)
-    if scale[1] not in (*others, *by_block):
+    shapes = {
+        Grain.TENSOR: ((), (1,), (1, 1)),
+        Grain.CHANNEL: ((linear.rows,), (linear.rows, 1)),
+        Grain.BLOCK: (blocks, (blocks[0], 1, blocks[1], 1)),
+    }
+    if not tally.note_fp8(module, f"{module}.weight_scale", scale, shapes):
         what = f"one number, one for each of {linear.rows} rows, or {list(blocks)} for blocks"
         tally.fault("E_SCALE_SHAPE", f"{module}.weight_scale", what, text(scale))
     elif scale[0] not in DENSE_TYPES:

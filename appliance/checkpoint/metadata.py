@@ -13,7 +13,7 @@ from appliance.checkpoint.patterns import (
     expression_matcher,
     shell_matcher,
 )
-from appliance.checkpoint.rules import Form, Group, Rules
+from appliance.checkpoint.rules import Form, Grain, Group, Rules, Scheme
 from appliance.checkpoint.stored import FP8_BLOCK, NVFP4_GROUP, QUASAR_GROUP
 
 if TYPE_CHECKING:
@@ -26,15 +26,20 @@ __all__ = ["KEYS", "LEGACY_NAME", "NVFP4_GROUP", "QUASAR_GROUP", "read_rules"]
 KEYS = ("quantization_config", "compression_config")
 LEGACY_NAME = "hf_quant_config.json"
 
-_BLOCK_FP8 = "FP8_PB_WO"
+_NVFP4 = Scheme(Form.NVFP4)
 _MODELOPT = {
-    "NVFP4": Form.NVFP4,
-    "W4A16_NVFP4": Form.NVFP4,
-    "W4A8_NVFP4_FP8": Form.NVFP4,  # the weights are NVFP4, FP8 are the activations
-    "FP8": Form.FP8,
-    "FP8_PER_CHANNEL_PER_TOKEN": Form.FP8,
-    _BLOCK_FP8: Form.FP8,
+    "NVFP4": _NVFP4,
+    "W4A16_NVFP4": _NVFP4,
+    "W4A8_NVFP4_FP8": _NVFP4,  # the weights are NVFP4, FP8 are the activations
+} | {
+    name: Scheme(Form.FP8, frozenset({grain}), name)
+    for name, grain in (
+        ("FP8", Grain.TENSOR),
+        ("FP8_PER_CHANNEL_PER_TOKEN", Grain.CHANNEL),
+        ("FP8_PB_WO", Grain.BLOCK),
+    )
 }
+_STRATEGIES = {grain.name.lower(): grain for grain in Grain}
 _REASONS = {
     "NVFP4_AWQ": "its channel scales change the input of every product",
     "NVFP4_SVD": "a low-rank branch is added to every product",
@@ -116,22 +121,17 @@ def _modelopt(block: dict[str, Any], where: str) -> Rules:
     kv_fp8 = _kv_fp8(block)
     if algorithm == _MIXED:
         layers = _layers(block, where)
-        group = NVFP4_GROUP if Form.NVFP4 in layers.values() else 0
+        group = NVFP4_GROUP if _NVFP4 in layers.values() else 0
         ignore = _matcher(shell_matcher, _excludes(block) or [], where)
         return Rules("modelopt", where, _MIXED, group, ignore, by_name=layers, kv_fp8=kv_fp8)
-    form = _form(algorithm, f"{where}.quant_algo")
+    scheme = _served(algorithm, f"{where}.quant_algo")
     if block.get("pre_quant_scale") is True:
         what = "weights without a pre-quantization scale"
         raise refuse("E_UNSUPPORTED_ALGO", f"{where}.pre_quant_scale", what, "true", _FIX)
-    group = _group_size(block, where) if form is Form.NVFP4 else 0
-    everything = Group(expression_matcher(["Linear"]), form)
+    group = _group_size(block, where) if scheme is _NVFP4 else 0
+    everything = Group(expression_matcher(["Linear"]), scheme)
     ignore = _matcher(shell_matcher, _excludes(block) or [], where)
-    blocks = True if algorithm == _BLOCK_FP8 else None  # the others are said of any scales
-    return Rules(
-        *("modelopt", where, algorithm, group, ignore, (everything,)),
-        kv_fp8=kv_fp8,
-        fp8_blocks=blocks,
-    )
+    return Rules("modelopt", where, algorithm, group, ignore, (everything,), kv_fp8=kv_fp8)
 
 
 def _algorithm(block: dict[str, Any]) -> str:
@@ -139,13 +139,13 @@ def _algorithm(block: dict[str, Any]) -> str:
     return value.upper() if isinstance(value, str) else ""
 
 
-def _form(algorithm: str, where: str) -> Form:
-    form = _MODELOPT.get(algorithm)
-    if form is None:
+def _served(algorithm: str, where: str) -> Scheme:
+    scheme = _MODELOPT.get(algorithm)
+    if scheme is None:
         reason = _REASONS.get(algorithm)
         found = f"{algorithm} ({reason})" if reason else algorithm or "nothing"
         raise refuse("E_UNSUPPORTED_ALGO", where, _SERVED, found[:160], _FIX)
-    return form
+    return scheme
 
 
 def _kv_fp8(block: dict[str, Any]) -> bool:
@@ -174,19 +174,19 @@ def _check_group(sizes: list[object], where: str) -> None:
         raise refuse("E_GROUP_SIZE", f"{where} group_size", f"{NVFP4_GROUP}", value, _FIX)
 
 
-def _layers(block: dict[str, Any], where: str) -> dict[str, Form]:
+def _layers(block: dict[str, Any], where: str) -> dict[str, Scheme]:
     layers = as_object(block.get("quantized_layers"))
     if not layers:
         what = "module names with their algorithm"
         raise refuse("E_CONFIG", f"{where}.quantized_layers", what, "nothing", _REPAIR)
-    forms: dict[str, Form] = {}
+    schemes: dict[str, Scheme] = {}
     for name, entry in layers.items():
-        scheme = as_object(entry) or {}
-        form = _form(_algorithm(scheme), f"{where}.quantized_layers {name}")
-        if form is Form.NVFP4 and scheme.get("group_size") is not None:
-            _check_group([scheme["group_size"]], f"{where}.quantized_layers {name}")
-        forms[canonical(name)] = form
-    return forms
+        stated = as_object(entry) or {}
+        scheme = _served(_algorithm(stated), f"{where}.quantized_layers {name}")
+        if scheme is _NVFP4 and stated.get("group_size") is not None:
+            _check_group([stated["group_size"]], f"{where}.quantized_layers {name}")
+        schemes[canonical(name)] = scheme
+    return schemes
 
 
 def _compare(block: dict[str, Any], legacy: dict[str, Any], where: str, other: str) -> None:
@@ -197,10 +197,20 @@ def _compare(block: dict[str, Any], legacy: dict[str, Any], where: str, other: s
         claims.append(("excluded modules", repr(sorted(here)), repr(sorted(there))))
     if _algorithm(legacy) != _MIXED and legacy.get("group_size") is not None:
         _group_size(legacy, other)
+    if _algorithm(block) == _algorithm(legacy) == _MIXED:
+        listed, others = _layers(block, where), _layers(legacy, other)
+        names = (name for name in listed | others if listed.get(name) != others.get(name))
+        if (name := next(names, None)) is not None:
+            claims.append((f"scheme of {name}", _called(listed, name), _called(others, name)))
     for name, first, second in claims:
         if first != second:
             value = f"{first[:160]} and {second[:160]}"
             raise refuse("E_CONFIG_CONFLICT", f"{where} and {other}", f"one {name}", value, _REPAIR)
+
+
+def _called(layers: dict[str, Scheme], name: str) -> str:
+    scheme = layers.get(name)
+    return "none" if scheme is None else scheme.name or str(scheme.form)
 
 
 def _compressed_tensors(block: dict[str, Any], where: str) -> Rules:
@@ -212,14 +222,14 @@ def _compressed_tensors(block: dict[str, Any], where: str) -> Rules:
     found: list[Group] = []
     for name, entry in groups.items():
         place = f"{where}.config_groups.{name}"
-        scheme = as_object(entry) or {}
-        form = _scheme(as_object(scheme.get("weights")) or {}, place)
-        targets = as_texts(scheme.get("targets")) or ["Linear"]
-        found.append(Group(_matcher(expression_matcher, targets, place), form))
+        stated = as_object(entry) or {}
+        scheme = _scheme(as_object(stated.get("weights")) or {}, place)
+        targets = as_texts(stated.get("targets")) or ["Linear"]
+        found.append(Group(_matcher(expression_matcher, targets, place), scheme))
     # A group that names modules is more particular than one that names a class.
     found.sort(key=lambda group: group.targets.everything)
     ignore = _matcher(expression_matcher, as_texts(block.get("ignore")) or [], where)
-    has_fp4 = any(group.form is Form.NVFP4 for group in found)
+    has_fp4 = any(group.scheme is _NVFP4 for group in found)
     return Rules(
         "compressed-tensors",
         where,
@@ -242,25 +252,22 @@ def _check_plain(block: dict[str, Any], where: str) -> None:
             raise refuse("E_UNSUPPORTED_ALGO", f"{where}.{key}", "none of it", text, _FIX)
 
 
-def _scheme(weights: dict[str, Any], where: str) -> Form:
+def _scheme(weights: dict[str, Any], where: str) -> Scheme:
     bits, kind, strategy = weights.get("num_bits"), weights.get("type"), weights.get("strategy")
     stated = f"{bits} bit {kind}, strategy {strategy}"
     if kind != "float" or weights.get("symmetric") is False:
         raise refuse("E_UNSUPPORTED_ALGO", f"{where}.weights", _SERVED, stated, _FIX)
-    if bits == 8 and strategy in ("tensor", "channel"):  # noqa: PLR2004 - FP8
-        return Form.FP8
-    if bits == 8 and strategy == "block":  # noqa: PLR2004 - FP8
+    grain = _STRATEGIES.get(strategy) if isinstance(strategy, str) else None
+    if bits == 8 and grain is not None:  # noqa: PLR2004 - FP8
         size = weights.get("block_structure")
-        if size in (None, _BLOCKS, f"{FP8_BLOCK}x{FP8_BLOCK}"):
-            return Form.FP8
-        what = f"blocks of {FP8_BLOCK} x {FP8_BLOCK}"
-        raise refuse(
-            "E_GROUP_SIZE", f"{where}.weights.block_structure", what, repr(size)[:80], _FIX
-        )
+        if grain is Grain.BLOCK and size not in (None, _BLOCKS, f"{FP8_BLOCK}x{FP8_BLOCK}"):
+            place, what = f"{where}.weights.block_structure", f"blocks of {FP8_BLOCK} x {FP8_BLOCK}"
+            raise refuse("E_GROUP_SIZE", place, what, repr(size)[:80], _FIX)
+        return Scheme(Form.FP8, frozenset({grain}), f"strategy {strategy}")
     if bits != 4 or strategy != "tensor_group":  # noqa: PLR2004 - FP4
         raise refuse("E_UNSUPPORTED_ALGO", f"{where}.weights", _SERVED, stated, _FIX)
     _check_group([weights.get("group_size")], f"{where}.weights")
-    return Form.NVFP4
+    return _NVFP4
 
 
 def _fp8(name: str, block: dict[str, Any], where: str) -> Rules:
@@ -272,10 +279,13 @@ def _fp8(name: str, block: dict[str, Any], where: str) -> Rules:
         what = f"blocks of {FP8_BLOCK} x {FP8_BLOCK}"
         raise refuse("E_GROUP_SIZE", f"{where}.weight_block_size", what, repr(size)[:80], _FIX)
     listed = as_texts(block.get("modules_to_not_convert")) or as_texts(block.get("ignored_layers"))
-    everything = Group(expression_matcher(["Linear"]), None)
-    ignore = _matcher(shell_matcher, listed or [], where)
     stated = f"quant_method {name}"
-    return Rules("fp8", where, stated, 0, ignore, (everything,), fp8_blocks=size is not None)
+    blocks = frozenset({Grain.BLOCK})
+    grains, of = (blocks, "of") if size is not None else (frozenset(Grain) - blocks, "without")
+    scheme = Scheme(None, grains, f"{stated} {of} blocks")
+    everything = Group(expression_matcher(["Linear"]), scheme)
+    ignore = _matcher(shell_matcher, listed or [], where)
+    return Rules("fp8", where, stated, 0, ignore, (everything,))
 
 
 def _by_tensors(name: str, block: dict[str, Any], where: str) -> Rules:
@@ -291,7 +301,7 @@ def _by_tensors(name: str, block: dict[str, Any], where: str) -> Rules:
     types = str(scale_dtype) if scale_dtype is not None else ""
     if ignore is None:
         return Rules("", where, stated, group, scale_dtype=types)
-    everything = Group(expression_matcher(["Linear"]), Form.NVFP4)
+    everything = Group(expression_matcher(["Linear"]), _NVFP4)
     matcher = _matcher(expression_matcher, ignore, where)
     return Rules("", where, stated, group, matcher, (everything,), scale_dtype=types)
 

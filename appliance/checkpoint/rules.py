@@ -43,6 +43,32 @@ class Form(StrEnum):
     FP8 = "fp8"
 
 
+class Grain(StrEnum):
+    """How many FP8 weights share a scale."""
+
+    TENSOR = "one for the matrix"
+    CHANNEL = "one for each row"
+    BLOCK = "one for each block of 128 x 128"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a configuration says that weights are stored.
+
+    Attributes:
+        form: None if the tensors alone say which.
+        grains: Those that the scales of FP8 weights may have; empty if nothing says so.
+        name: What the configuration calls it, for messages.
+    """
+
+    form: Form | None
+    grains: frozenset[Grain] = frozenset()
+    name: str = ""
+
+
+_DENSE = Scheme(Form.DENSE)
+
+
 class Lenient(StrEnum):
     """What is done where an exclude list and the tensors contradict each other."""
 
@@ -52,10 +78,10 @@ class Lenient(StrEnum):
 
 @dataclass(frozen=True)
 class Group:
-    """Modules that share one scheme; without a form the tensors alone say which."""
+    """Modules that share one scheme."""
 
     targets: Matcher
-    form: Form | None
+    scheme: Scheme
 
 
 @dataclass(frozen=True)
@@ -73,7 +99,6 @@ class Rules:
         kv_fp8: The exporter meant the KV cache to be FP8.
         scale_dtype: Type of the block scales where the configuration names one.
         lenient: What is done with an excluded module that is packed all the same.
-        fp8_blocks: FP8 weights have a scale for each block, or not; None if nothing says so.
     """
 
     producer: str
@@ -82,11 +107,10 @@ class Rules:
     group_size: int = 0
     ignore: Matcher | None = None
     groups: tuple[Group, ...] = ()
-    by_name: Mapping[str, Form] | None = None
+    by_name: Mapping[str, Scheme] | None = None
     kv_fp8: bool = False
     scale_dtype: str = ""
     lenient: Lenient = Lenient.NONE
-    fp8_blocks: bool | None = None
 
     def overruled(self, stated: Form | None, stored: Form) -> bool:
         """Tell whether tensors win over a statement: one that leaves packed weights alone."""
@@ -95,25 +119,29 @@ class Rules:
 
     def expected(self, module: str) -> Form | None:
         """Return the form that the configuration states for a linear, None if it does not say."""
+        return self.scheme(module).form
+
+    def scheme(self, module: str) -> Scheme:
+        """Return what the configuration states for a linear."""
         if self.by_name is not None:
             return self._listed(canonical(module))
         if self.ignore is None and not self.groups:
-            return None if self.producer != "none" else Form.DENSE
+            return Scheme(None) if self.producer != "none" else _DENSE
         if self.ignore is not None and self._ignored(module, self.ignore):
-            return Form.DENSE
+            return _DENSE
         for group in self.groups:
             if group.targets.matches(module):
-                return group.form
-        return Form.DENSE
+                return group.scheme
+        return _DENSE
 
-    def _listed(self, module: str) -> Form:
-        """Return the form of a module or of the nearest module above it; unlisted is dense."""
-        listed: Mapping[str, Form] = self.by_name or {}
+    def _listed(self, module: str) -> Scheme:
+        """Return the scheme of a module or of the nearest one above it; unlisted is dense."""
+        listed: Mapping[str, Scheme] = self.by_name or {}
         names = [module, *aliases(module)]
         while module and not any(name in listed for name in names):
             module = module.rpartition(".")[0]
             names = [module]
-        return next((listed[name] for name in names if name in listed), Form.DENSE)
+        return next((listed[name] for name in names if name in listed), _DENSE)
 
     def _ignored(self, module: str, ignore: Matcher) -> bool:
         return ignore.matches(module) or any(ignore.matches(each) for each in aliases(module))

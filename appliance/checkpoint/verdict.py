@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from appliance.checkpoint.linears import text
-from appliance.checkpoint.rules import Form, Rules
-from appliance.checkpoint.stored import FP8_BLOCK
+from appliance.checkpoint.rules import Form, Grain, Rules
 
 if TYPE_CHECKING:
     from appliance.checkpoint.faults import FaultList
@@ -60,7 +59,6 @@ def judge(
             faults.add(finding.code, where, finding.what, finding.value, finding.fix)
     producer = _producer(rules, inventory, tallies, faults)
     group = _group(rules, inventory, tallies, faults)
-    _check_fp8(rules, inventory, tallies, faults)
     overruled: list[str] = []
     if not faults.faults:
         overruled = _compare(rules, inventory, outline, tallies, faults)
@@ -144,22 +142,6 @@ def _group(
     return min(found, default=rules.group_size)
 
 
-def _check_fp8(
-    rules: Rules, inventory: Inventory, tallies: dict[int | None, Tally], faults: FaultList
-) -> None:
-    """Add FP8 scales that are of blocks where the configuration says otherwise, or not of any."""
-    if rules.fp8_blocks is None:
-        return
-    sizes = {True: f"a scale for each block of {FP8_BLOCK} x {FP8_BLOCK}", False: "no blocks"}
-    for layer, tally in tallies.items():
-        prefix = "" if layer is None else inventory.layer_name(layer)
-        for is_block, (where, scale) in tally.fp8_scales.items():
-            if is_block is not rules.fp8_blocks:
-                what = f"{sizes[rules.fp8_blocks]} ({rules.where})"
-                value, fix = f"{text(scale)}, {sizes[is_block]}", "repair the statement"
-                faults.add("E_SCALE_SHAPE", f"{prefix}{where}", what, value, fix)
-
-
 def _compare(
     rules: Rules,
     inventory: Inventory,
@@ -189,11 +171,27 @@ def _compare(
                 what = f"an exclude list ({rules.where}) that names all parts of it, or none"
                 value, fix = "some of them", "exclude all parts or none"
                 faults.add("E_CONFIG_CONFLICT", name, what, value, fix)
+            elif form is Form.FP8:
+                _check_grain(rules, tally, prefix, module, faults)
         if layer is not None and len(faults.faults) == before:
             _check_sites(tally, outline, layer, prefix, faults)
         if len(faults.faults) == before and len(overruled) == won:
             settled.add(same)
     return overruled
+
+
+def _check_grain(rules: Rules, tally: Tally, prefix: str, module: str, faults: FaultList) -> None:
+    """Add FP8 scales that are for more or fewer weights than the configuration says."""
+    scheme = rules.scheme(f"{prefix}{module}")
+    where, scale, grains = tally.fp8_scales[module]
+    if scheme.grains and not scheme.grains & grains:
+        what = f"{_any(scheme.grains)}, since {rules.where} says {scheme.name}"
+        value, fix = f"{text(scale)}, {_any(grains)}", "repair the statement, or export it again"
+        faults.add("E_SCALE_SHAPE", f"{prefix}{where}", what, value, fix)
+
+
+def _any(grains: frozenset[Grain]) -> str:
+    return f"a scale, {' or '.join(grain for grain in Grain if grain in grains)}"
 
 
 def _disagree(rules: Rules, name: str, expected: Form, form: Form, faults: FaultList) -> None:

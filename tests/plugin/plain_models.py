@@ -24,6 +24,16 @@ FP8_BLOCKS = {
     "activation_scheme": "dynamic",
     "weight_block_size": [128, 128],
 }
+STACKED_FP8 = {
+    "quant_method": "modelopt",
+    "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {
+        "model.layers.0": {"quant_algo": "FP8_PB_WO"},
+        "model.layers.1.self_attn": {"quant_algo": "FP8_PB_WO"},
+        "model.layers.1.mlp.experts.gate_up_proj": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+        "model.layers.1.mlp.experts.down_proj": {"quant_algo": "FP8"},
+    },
+}
 FP8_CHANNELS = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
@@ -139,5 +149,5 @@ def make_plain(producers: ModuleType, root: Path) -> None:
     """Write all of them, and two whose experts lie in stacks, each below its name."""
     for name in plain_models(producers):
         make_plain_model(producers, name, root / name)
-    stack_plain_experts(producers, root / "moe-fp8", root / "moe-fp8-stacked", MODELOPT_FP8)
+    stack_plain_experts(producers, root / "moe-fp8", root / "moe-fp8-stacked", STACKED_FP8)
     stack_plain_experts(producers, root / "moe-dense", root / "moe-plain")

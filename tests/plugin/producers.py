@@ -145,9 +145,8 @@ def add_fp4(made: Checkpoint, module: str, weight: Array) -> None:
 
 
 def add_fp8(made: Checkpoint, module: str, weight: Array) -> None:
-    """Add one matrix as E4M3, with one scale a matrix, or one a row for attention outputs."""
-    by_row = module.endswith("o_proj")
-    scale = np.abs(weight).max(axis=1 if by_row else None, keepdims=by_row) / np.float32(448.0)
+    """Add one matrix as E4M3, with one scale for all of it."""
+    scale = np.abs(weight).max() / np.float32(448.0)
     codes = (weight / scale).astype(ml_dtypes.float8_e4m3fn)
     made.tensors[f"{module}.weight"] = codes
     made.tensors[f"{module}.weight_scale"] = np.asarray(scale, np.float32)

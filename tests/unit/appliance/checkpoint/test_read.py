@@ -226,7 +226,8 @@ def test_compressed_tensors_may_mix_fp8_in(tiny: Tiny) -> None:
 def test_fp8_scale_is_checked(
     tiny: Tiny, scale: tuple[str, tuple[int, ...]], code: str | None
 ) -> None:
-    layers = {O: {"quant_algo": "FP8"}}
+    is_of_rows = scale[1] == (64, 1)
+    layers = {O: {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN" if is_of_rows else "FP8"}}
     tiny.make_fp8(O)
     tiny.tensors[f"{O}.weight_scale"] = scale
     for name in list(tiny.tensors):

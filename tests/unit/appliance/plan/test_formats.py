@@ -140,8 +140,15 @@ def test_fp8_experts_in_stacks_are_counted_like_single_ones(
             stack = f"model.layers.{layer}.mlp.experts.{leaf}"
             tensors[stack] = ("F8_E4M3", (4, rows, columns))
             tensors[f"{stack}_{part}"] = ("F32", kinds.get(of_each, of_each))
-    ignore = ["lm_head", "*.mlp.gate"]
-    stated = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ignore}
+    names: dict[object, str] = {"rows": "FP8_PER_CHANNEL_PER_TOKEN", "blocks": "FP8_PB_WO"}
+    layers = {name: "FP8_PB_WO" for name in made.linears if not name.endswith(KEPT)} | {
+        f"model.layers.{layer}.mlp.experts": names.get(of_each, "FP8") for layer in range(2)
+    }
+    stated = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {name: {"quant_algo": each} for name, each in layers.items()},
+    }
     config = MOE | {"quantization_config": stated}
 
     plan = make_plan(configure(), summarize(hollow.write(tmp_path / "made", config, tensors)), GPU)
