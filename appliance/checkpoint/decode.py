@@ -86,15 +86,20 @@ class Matrix:
 
 
 def open_matrix(
-    reader: TensorReader, stored: Stored, shape: tuple[int, ...] | None = None
+    reader: TensorReader,
+    stored: Stored,
+    shape: tuple[int, ...] | None = None,
+    *,
+    is_turned: bool = False,
 ) -> Matrix:
     """View the tensors of one quantized matrix.
 
     Args:
         reader: The checkpoint.
         stored: Which tensors.
-        shape: Rows and columns (after experts) as the model has them; tells padding and a
-            transposed stack apart. None takes the tensors as they are.
+        shape: Rows and columns (after experts) as the model has them; tells padding, and packed
+            stacks that lie turned. None takes the tensors as they are.
+        is_turned: A stack of FP8 has input features before output features.
 
     Raises:
         ApplianceError: E_SHAPE, E_SCALE_SHAPE or E_SCALE_DTYPE if the tensors do not belong
@@ -103,7 +108,7 @@ def open_matrix(
     codes, scales = reader.array(stored.codes), reader.array(stored.scales)
     if stored.layout is Layout.QUASAR:
         codes = _words_as_bytes(stored, codes)
-    if shape is not None and _is_transposed(stored, codes, scales, shape):
+    if is_turned or (shape is not None and _is_transposed(codes, scales, shape)):
         codes = np.ascontiguousarray(codes.swapaxes(-1, -2))
         if stored.layout is not Layout.FP8:  # scales of FP8 rows stay as they are
             scales = np.ascontiguousarray(scales.swapaxes(-1, -2))
@@ -126,13 +131,9 @@ def _words_as_bytes(stored: Stored, words: NDArray[Any]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(words).view(np.uint8)
 
 
-def _is_transposed(
-    stored: Stored, codes: NDArray[Any], scales: NDArray[Any], shape: tuple[int, ...]
-) -> bool:
-    """Tell whether a stack keeps input features before output features, as older exports do."""
+def _is_transposed(codes: NDArray[Any], scales: NDArray[Any], shape: tuple[int, ...]) -> bool:
+    """Tell whether packed codes have input features before output features, as in older exports."""
     *lead, rows, columns = shape
-    if stored.layout is Layout.FP8:
-        return codes.shape != shape and codes.shape == (*lead, columns, rows)
     upright = (*lead, rows, columns // 2), (*lead, rows, columns // NVFP4_GROUP)
     turned = (*lead, columns // 2, rows), (*lead, columns // NVFP4_GROUP, rows)
     # Codes alone do not tell where rows are half of the columns; the scales then do.

@@ -20,7 +20,7 @@ from appliance.checkpoint.legacy import is_quasar, open_container
 from appliance.checkpoint.notes import overruled
 from appliance.checkpoint.read import read_checkpoint
 from appliance.checkpoint.rules import Lenient
-from appliance.checkpoint.shapes import model_shapes
+from appliance.checkpoint.shapes import model_shapes, turned_modules
 from appliance.checkpoint.stored import Layout, find_stored
 from appliance.checkpoint.tensors import open_tensors
 from appliance.checkpoint.tied import check_tied
@@ -94,7 +94,7 @@ def identify(path: Path, index: Path | None = None, *, lenient: Lenient = Lenien
 def _identify_directory(path: Path, lenient: Lenient) -> Identity:
     checkpoint = read_checkpoint(path, lenient)
     check_tied(checkpoint.config, checkpoint.shards)
-    shapes = model_shapes(checkpoint)
+    shapes, turned = model_shapes(checkpoint), turned_modules(checkpoint)
     modules: dict[str, Fingerprint] = {}
     dense: dict[str, Fingerprint] = {}
     zeros: list[str] = []
@@ -104,7 +104,8 @@ def _identify_directory(path: Path, lenient: Lenient) -> Identity:
         }
         matrices, others = find_stored(forms)
         for stored in matrices:
-            matrix = open_matrix(reader, stored, shapes.get(stored.module))
+            shape, is_turned = shapes.get(stored.module), stored.module in turned
+            matrix = open_matrix(reader, stored, shape, is_turned=is_turned)
             modules[stored.module] = _fingerprint(matrix)
             if matrix.zeros:
                 zeros.append(stored.module)

@@ -16,6 +16,7 @@ from appliance.checkpoint.linears import (
 )
 from appliance.checkpoint.outline import Linear
 from appliance.checkpoint.rules import Form, Grain
+from appliance.checkpoint.stacks import lies_turned, stack_sizes
 from appliance.checkpoint.stored import FP8_BLOCK, NVFP4_GROUP, STACKED, STACKED_PARTS
 from appliance.checkpoint.summary import Cut, Kind
 
@@ -140,11 +141,9 @@ def _take_experts(tally: Tally, experts: Experts, modules: dict[str, dict[str, E
 
 def _take_stacked(tally: Tally, experts: Experts, modules: dict[str, dict[str, Entry]]) -> None:
     """Experts in one tensor: `gate_up_proj` [E, 2I, H], gate rows first; `down_proj` [E, H, I]."""
-    shapes = {
-        "gate_up_proj": (2 * experts.intermediate, experts.hidden, Cut.ROWS),
-        "down_proj": (experts.hidden, experts.intermediate, Cut.COLUMNS),
-    }
-    for leaf, (rows, columns, cut) in shapes.items():
+    turned = turned_stacks(experts, modules)
+    for leaf, (rows, columns) in stack_sizes(experts.hidden, experts.intermediate).items():
+        cut = Cut.COLUMNS if leaf == "down_proj" else Cut.ROWS
         shape = (experts.count, rows, columns)
         module = f"{experts.prefix}.{leaf}"
         parts = modules.get(module, {})
@@ -158,9 +157,26 @@ def _take_stacked(tally: Tally, experts: Experts, modules: dict[str, dict[str, E
         elif weight[0] == "U8":
             _take_stacked_nvfp4(tally, module, shape, weight, parts, cut=cut)
         elif weight[0] == "F8_E4M3":
-            _take_stacked_fp8(tally, module, shape, weight, parts, cut=cut)
+            is_turned = leaf in turned
+            _take_stacked_fp8(tally, module, shape, weight, parts, cut=cut, is_turned=is_turned)
         else:
-            _take_stacked_dense(tally, module, shape, weight, cut=cut)
+            _take_stacked_dense(tally, module, shape, weight, cut=cut, is_turned=leaf in turned)
+
+
+def turned_stacks(experts: Experts, modules: Mapping[str, Mapping[str, Entry]]) -> frozenset[str]:
+    """Return which stacks of whole weights, FP8 or dense, lie turned.
+
+    Args:
+        experts: The experts of one layer.
+        modules: Module name relative to the layer, to its tensors by part.
+    """
+    weights = {
+        leaf: modules.get(f"{experts.prefix}.{leaf}", {}).get("weight", ("", ()))
+        for leaf in STACKED
+    }
+    shapes = {leaf: shape for leaf, (dtype, shape) in weights.items() if dtype not in ("", "U8")}
+    sizes = stack_sizes(experts.hidden, experts.intermediate)
+    return frozenset(leaf for leaf in shapes if lies_turned(leaf, shapes, sizes))
 
 
 def _take_stacked_nvfp4(
@@ -219,6 +235,7 @@ def _take_stacked_fp8(
     parts: dict[str, Entry],
     *,
     cut: Cut,
+    is_turned: bool,
 ) -> None:
     count, rows, columns = shape
     tally.forms[module] = Form.FP8
@@ -234,8 +251,12 @@ def _take_stacked_fp8(
         Grain.BLOCK: (blocks,),
     }
     is_known = tally.note_fp8(module, f"{module}_weight_scale", scale, shapes)
-    if weight[1] not in (shape, (count, columns, rows)):
+    if weight[1] != ((count, columns, rows) if is_turned else shape):
         tally.fault("E_SHAPE", module, str(list(shape)), text(weight))
+    elif is_turned and scale[1] == blocks and blocks[1] == blocks[2] > 1:
+        what = "scales that show which way round they lie, as the stack beside them is turned"
+        fix = "export it with output features before input features"
+        tally.fault("E_SCALE_SHAPE", f"{module}_weight_scale", what, text(scale), fix)
     elif not is_known:
         what = f"one number for each of {count} experts, their rows or blocks"
         tally.fault("E_SCALE_SHAPE", f"{module}_weight_scale", what, text(scale))
@@ -246,12 +267,18 @@ def _take_stacked_fp8(
 
 
 def _take_stacked_dense(
-    tally: Tally, module: str, shape: tuple[int, int, int], weight: Entry, *, cut: Cut
+    tally: Tally,
+    module: str,
+    shape: tuple[int, int, int],
+    weight: Entry,
+    *,
+    cut: Cut,
+    is_turned: bool,
 ) -> None:
     count, rows, columns = shape
     tally.forms[module] = Form.DENSE
     # Older exports keep the experts transposed for a batched matrix product.
-    if weight[1] not in (shape, (count, columns, rows)):
+    if weight[1] != ((count, columns, rows) if is_turned else shape):
         tally.fault("E_SHAPE", module, str(list(shape)), text(weight))
     elif weight[0] not in DENSE_TYPES:
         tally.fault("E_CONFIG_TENSOR_MISMATCH", module, "BF16, F16 or F32", text(weight))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from appliance.checkpoint.stored import STACKED
+from appliance.checkpoint.layers import turned_stacks
+from appliance.checkpoint.stacks import stack_sizes
 
 if TYPE_CHECKING:
     from appliance.checkpoint.outline import Experts
@@ -33,6 +34,22 @@ def model_shapes(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def turned_modules(checkpoint: Checkpoint) -> frozenset[str]:
+    """Return the stacks of FP8 or dense experts that have input features before output features."""
+    outline, inventory = checkpoint.outline, checkpoint.inventory
+    found: set[str] = set()
+    for layer, kind in enumerate(outline.kinds):
+        experts = outline.layers[kind].experts
+        if experts is not None:
+            prefix = inventory.layer_name(layer)
+            stored = {
+                name: {"weight": entry} for name, entry in inventory.layers.get(layer, {}).items()
+            }
+            turned = turned_stacks(experts, stored)
+            found |= {f"{prefix}{experts.prefix}.{leaf}" for leaf in turned}
+    return frozenset(found)
+
+
 def _experts(experts: Experts) -> dict[str, tuple[int, ...]]:
     gate_up = (experts.intermediate, experts.hidden)
     down = (experts.hidden, experts.intermediate)
@@ -41,7 +58,6 @@ def _experts(experts: Experts) -> dict[str, tuple[int, ...]]:
         prefix = f"{experts.prefix}.{expert}"
         shapes |= {f"{prefix}.gate_proj": gate_up, f"{prefix}.up_proj": gate_up}
         shapes[f"{prefix}.down_proj"] = down
-    stacked = ((2 * gate_up[0], gate_up[1]), down)
-    for leaf, shape in zip(STACKED, stacked, strict=True):
+    for leaf, shape in stack_sizes(experts.hidden, experts.intermediate).items():
         shapes[f"{experts.prefix}.{leaf}"] = (experts.count, *shape)
     return shapes

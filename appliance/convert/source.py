@@ -13,7 +13,7 @@ from appliance.checkpoint.legacy import find_container, open_container
 from appliance.checkpoint.notes import overruled
 from appliance.checkpoint.read import read_checkpoint
 from appliance.checkpoint.rules import Lenient
-from appliance.checkpoint.shapes import model_shapes
+from appliance.checkpoint.shapes import model_shapes, turned_modules
 from appliance.checkpoint.stored import find_stored
 from appliance.checkpoint.tensors import open_tensors
 
@@ -105,7 +105,7 @@ def open_source(path: Path, lenient: Lenient = Lenient.NONE) -> Generator[Source
 
 def _directory(path: Path, reader: TensorReader, lenient: Lenient) -> Source:
     checkpoint = read_checkpoint(path, lenient)
-    shapes = model_shapes(checkpoint)
+    shapes, turned = model_shapes(checkpoint), turned_modules(checkpoint)
     forms = {name: (reader.entry(name).dtype, reader.entry(name).shape) for name in reader.names()}
     matrices, others = find_stored(forms)
     taken = {
@@ -115,19 +115,27 @@ def _directory(path: Path, reader: TensorReader, lenient: Lenient) -> Source:
         path,
         path,
         tuple(path / shard for shard in reader.shards),
-        tuple(_stored(reader, each, shapes.get(each.module)) for each in matrices),
+        tuple(
+            _stored(reader, each, shapes.get(each.module), is_turned=each.module in turned)
+            for each in matrices
+        ),
         tuple(_tensor(reader, name) for name in others),
         tuple(sorted(set(forms) - taken)),
         overruled(checkpoint.verdict),
     )
 
 
-def _stored(reader: TensorReader, stored: Stored, shape: tuple[int, ...] | None) -> QuantizedPiece:
+def _stored(
+    reader: TensorReader, stored: Stored, shape: tuple[int, ...] | None, *, is_turned: bool
+) -> QuantizedPiece:
     def release() -> None:
         for name in (stored.codes, stored.scales):
             reader.release(name)
 
-    return QuantizedPiece(stored.module, lambda: open_matrix(reader, stored, shape), release)
+    def matrix() -> Matrix:
+        return open_matrix(reader, stored, shape, is_turned=is_turned)
+
+    return QuantizedPiece(stored.module, matrix, release)
 
 
 def _tensor(reader: TensorReader, name: str) -> DensePiece:

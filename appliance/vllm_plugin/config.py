@@ -218,12 +218,18 @@ class Nvfp4Config(compat.QuantizationConfig):
         single = [f"{root}.{e}.{name}" for e in experts for name in projections.values()]
         leaves = stacked if is_stacked else single
         found = self._noted(resolve(leaves, prefix, self.modules, self.rules))
-        if found.form is Form.DENSE:
-            return PlainMoEMethod(layer.moe_config, site, self.tally, None)
-        self.tally.expect()
         if found.names is None:
-            scale_name = fp8_scale_name(leaves, self.modules)
-            return PlainMoEMethod(layer.moe_config, site, self.tally, scale_name)
+            scale_name = None
+            if found.form is Form.FP8:
+                self.tally.expect()
+                scale_name = fp8_scale_name(leaves, self.modules)
+            stacks = {
+                leaf: self.modules[f"{root}.{leaf}"]["weight"].shape
+                for leaf in STACKED
+                if is_stacked
+            }
+            return PlainMoEMethod(layer.moe_config, site, self.tally, scale_name, stacks=stacks)
+        self.tally.expect()
         return Nvfp4MoEMethod(
             layer.moe_config,
             site,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from appliance.checkpoint.stacks import lies_turned, stack_sizes
 from appliance.checkpoint.stored import STACKED, split_name
 from appliance.vllm_plugin import compat, weights
 from appliance.vllm_plugin.arrivals import WEIGHT, Arrivals, StoredMatrix
@@ -22,7 +23,7 @@ from appliance.vllm_plugin.experts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from appliance.vllm_plugin.tally import Tally
 
@@ -38,12 +39,22 @@ class PlainMoEMethod(MoEMethod):
     """
 
     def __init__(
-        self, moe_config: compat.Layer, site: Site, tally: Tally, scale_name: str | None
+        self,
+        moe_config: compat.Layer,
+        site: Site,
+        tally: Tally,
+        scale_name: str | None,
+        *,
+        stacks: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
-        """Keep the checkpoint's names; without a name of scales its experts are not FP8."""
+        """Keep the checkpoint's names; without a name of scales its experts are not FP8.
+
+        `stacks` has the shapes of the stacks where all experts lie in one tensor.
+        """
         super().__init__(moe_config, site)
         self.tally = tally
         self.scale_name = scale_name
+        self.stacks = stacks or {}
         self.arrivals = Arrivals(scale_name)
         self.loading: Widths | None = None
 
@@ -149,7 +160,9 @@ class PlainMoEMethod(MoEMethod):
                         yield name, tensor
                     elif suffix in (WEIGHT, self.scale_name):
                         parts = _STACK_PARTS[leaf]
-                        for expert, one in enumerate(_upright(tensor, suffix, parts, widths)):
+                        turned = suffix == WEIGHT and self._is_turned(leaf, widths)
+                        upright = tensor.transpose(1, 2) if turned else tensor
+                        for expert, one in enumerate(upright):
                             self._take(layer, suffix, loader, one, expert, parts)
                         taken.append(f"{_PREFIX[parts[0]]}_{suffix}")
 
@@ -157,6 +170,10 @@ class PlainMoEMethod(MoEMethod):
             yield from taken
 
         layer.load_weights = load_weights
+
+    def _is_turned(self, leaf: str, widths: Widths) -> bool:
+        """Tell whether a stack has input before output features, as in older exports."""
+        return lies_turned(leaf, self.stacks, stack_sizes(widths.hidden, widths.full))
 
     def process_weights_after_loading(self, layer: compat.Layer) -> None:
         """Check that every expert came, and leave plain parameters.
@@ -195,14 +212,3 @@ class PlainMoEMethod(MoEMethod):
 
 def _key(local: int, part: str) -> int:
     return local * len(_PARTS) + _PARTS.index(part)
-
-
-def _upright(
-    stack: torch.Tensor, suffix: str, parts: tuple[str, ...], widths: Widths
-) -> torch.Tensor:
-    """Return a stack with output before input features; older exports have them turned."""
-    rows, columns = widths.stored(parts[0])
-    shape = (rows * len(parts), columns)
-    found = tuple(stack.shape[1:])
-    is_turned = suffix == WEIGHT and found != shape and found == shape[::-1]
-    return stack.transpose(1, 2) if is_turned else stack

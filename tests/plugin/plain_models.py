@@ -76,7 +76,7 @@ def stack_plain_experts(
 ) -> None:
     """Write a copy of a MoE checkpoint whose experts lie in stacks, and its twin.
 
-    Down is stored with input before output features. With metadata, experts are E4M3: one scale a
+    Both are stored with input before output features. With metadata, experts are E4M3: one scale a
     row of gate and up, one an expert for down. Without, everything is what the twin is.
     """
     twin = producers.read_checkpoint(source / "twin")
@@ -104,9 +104,8 @@ def stack_plain_experts(
                 for part, share in zip(each, np.split(values, len(parts)), strict=True):
                     twin[f"{part}.weight"] = share
             whole = codes
-        # Gate and up are square here: which way round they lie could not be told.
-        is_turned = leaf == "down_proj"
-        tensors[f"{prefix}.{leaf}"] = whole.swapaxes(1, 2).copy() if is_turned else whole
+        # Gate and up are square here: that down lies turned says that they do too.
+        tensors[f"{prefix}.{leaf}"] = whole.swapaxes(1, 2).copy()
     config = json.loads((source / "twin" / "config.json").read_text())
     producers.write_checkpoint(target / "twin", config, twin)
     stated = {} if metadata is None else {"quantization_config": dict(metadata)}
