@@ -20,6 +20,7 @@ CORRUPT = frozenset(
         "E_HEADER_CRC",
         "E_LEGACY_SIZE",
         "E_PAYLOAD_CRC",
+        "QUANT_NOT_FINITE",
     }
 )
 """Codes whose files must be fetched again (exit 31); all others need another checkpoint (30)."""

@@ -60,6 +60,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "default: 8e-3 fast, 9.5e-3 rtn,"
         " 6e-2 calibrated, 1.8e-2 quasar-g128)",
     )
+    parser.add_argument(
+        "--allow-not-finite",
+        action="store_true",
+        help="copy NaN and infinite values of tensors that stay dense",
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -86,6 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
         calibration=Calibration(arguments.calibration, arguments.calibration_tokens)
         if calibrated
         else None,
+        allow_not_finite=arguments.allow_not_finite,
     )
     begun = time.monotonic()
     report = quantize(Job(arguments.source, arguments.target, settings), sys.stderr)

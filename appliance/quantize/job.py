@@ -25,6 +25,7 @@ from appliance.checkpoint.writer import (
 )
 from appliance.errors import ApplianceError, ExitCode, Fault
 from appliance.quantize.encode import Encoder, judge
+from appliance.quantize.finite import require_finite
 from appliance.quantize.layout import Layout, make_layout
 from appliance.quantize.output import copy_small_files, write_config
 from appliance.quantize.plot import draw_report
@@ -87,6 +88,8 @@ def quantize(job: Job, stream: TextIO) -> dict[str, Any]:
             _require_whole(job.target, layout)
             return {**made_before, "already_there": True}
         require_new(job.target)
+        threads, is_free = job.settings.threads, job.settings.allow_not_finite
+        require_finite(reader, layout, threads=threads, is_dense_free=is_free)
         with Staging(job.target, source=job.source) as staging:
             _open_journal(staging, identity)
             begun = time.monotonic()

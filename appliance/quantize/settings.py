@@ -56,12 +56,14 @@ class Settings:
         threads: Threads of the encoder.
         error_limit: Largest relative squared error of one matrix.
         calibration: Where activations come from, in mode `calibrated`.
+        allow_not_finite: NaN and infinity in tensors that stay dense are copied.
     """
 
     mode: Method
     threads: int
     error_limit: float
     calibration: Calibration | None = None
+    allow_not_finite: bool = False
 
     @property
     def scheme(self) -> Scheme:
@@ -75,8 +77,9 @@ def settings_of(
     threads: int,
     error_limit: float | None = None,
     calibration: Calibration | None = None,
+    allow_not_finite: bool = False,
 ) -> Settings:
     """Complete what the user asked for with the mode's default limit."""
     chosen = Method(mode)
     limit = ERROR_LIMITS[chosen] if error_limit is None else error_limit
-    return Settings(chosen, threads, limit, calibration)
+    return Settings(chosen, threads, limit, calibration, allow_not_finite)

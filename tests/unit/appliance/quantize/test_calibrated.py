@@ -106,8 +106,11 @@ def first_layers(model: Path, target: Path, layers: int) -> None:
                 writer.write(spec.name, reader.array(spec.name))
 
 
-def run(source: Path, target: Path, text: Path, stream: Any = None) -> dict[str, Any]:
-    settings = settings_of("calibrated", threads=1, calibration=Calibration(text, TOKENS))
+def run(
+    source: Path, target: Path, text: Path, stream: Any = None, **options: Any
+) -> dict[str, Any]:
+    calibration = Calibration(text, TOKENS)
+    settings = settings_of("calibrated", threads=1, calibration=calibration, **options)
     return quantize(Job(source, target, settings), stream or io.StringIO())
 
 
@@ -265,14 +268,15 @@ def test_calibrated_without_enough_text_is_refused_before_anything_is_written(
         ("model.layers.0.self_attn.q_proj.weight", 31, "QUANT_NOT_FINITE"),
     ],
 )
-def test_calibrated_of_a_model_with_nan_names_the_place(
+def test_calibrated_of_a_model_whose_nan_is_allowed_names_the_place(
     readable_llama: Any, tmp_path: Path, name: str, exit_code: int, code: str
 ) -> None:
     readable_llama.tensors[name].flat[3] = np.nan
     source = readable_llama.write(tmp_path / "src")
 
+    text = write_text(tmp_path / "text.txt")
     with pytest.raises(ApplianceError) as caught:
-        run(source, tmp_path / "dst", write_text(tmp_path / "text.txt"))
+        run(source, tmp_path / "dst", text, allow_not_finite=True)
 
     assert (caught.value.exit_code, caught.value.faults[0].code) == (exit_code, code)
     assert not (tmp_path / "dst").exists()

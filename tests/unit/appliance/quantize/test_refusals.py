@@ -82,14 +82,76 @@ def test_quantize_reports_a_small_unusual_matrix_without_judging_it(
     assert report["tensors"]["model.layers.1.mlp.up_proj"]["relative_mse"] > 8e-3
 
 
-def test_quantize_of_non_finite_weights_is_refused(llama: Any, tmp_path: Path) -> None:
-    llama.tensors["model.layers.0.self_attn.v_proj.weight"][3, 5] = np.nan
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.v_proj.weight",
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+    ],
+)
+def test_quantize_of_non_finite_values_is_refused_before_it_writes(
+    llama: Any, tmp_path: Path, name: str, value: float, dtype: str
+) -> None:
+    put_biases(llama)
+    llama.dtype = dtype
+    llama.tensors[name].flat[[3, 5]] = value
+    source = llama.write(tmp_path / "src")
+
+    error = refusal(source, tmp_path / "dst")
+
+    [fault] = error.faults
+    assert (fault.code, error.exit_code) == ("QUANT_NOT_FINITE", ExitCode.CHECKPOINT_CORRUPT)
+    assert fault.where == f"{source / 'model.safetensors'} {name}"
+    assert fault.value == f"2 NaN or infinite of {llama.tensors[name].size}"
+    assert ("--allow-not-finite" in fault.fix) is (not name.endswith("v_proj.weight"))
+    assert not (tmp_path / "dst.part").exists()
+
+
+def put_biases(files: Any) -> None:
+    files.config["attention_bias"] = True
+    for layer in range(2):
+        for leaf in "qkvo":
+            module = f"model.layers.{layer}.self_attn.{leaf}_proj"
+            rows = files.tensors[f"{module}.weight"].shape[0]
+            files.tensors[f"{module}.bias"] = np.zeros(rows, np.float32)
+
+
+def test_quantize_names_every_tensor_that_is_not_finite(llama: Any, tmp_path: Path) -> None:
+    names = ["model.norm.weight", "model.layers.0.mlp.up_proj.weight"]
+    for name in names:
+        llama.tensors[name].flat[0] = np.nan
 
     error = refusal(llama.write(tmp_path / "src"), tmp_path / "dst")
 
+    assert {fault.where.rpartition(" ")[2] for fault in error.faults} == set(names)
+
+
+def test_quantize_copies_non_finite_dense_values_where_it_is_told_to(
+    llama: Any, tmp_path: Path, cli: Cli
+) -> None:
+    name = "model.norm.weight"
+    llama.tensors[name].flat[3] = np.nan
+    source, target = llama.write(tmp_path / "src"), tmp_path / "dst"
+
+    done = cli("quantize", source, target, "--allow-not-finite")
+
+    assert (done.returncode, done.stderr.count("W_NOT_FINITE model.norm.weight: 1 NaN")) == (0, 1)
+    with open_tensors(source) as before, open_tensors(target) as after:
+        assert after.array(name).tobytes() == before.array(name).tobytes()
+
+
+def test_quantize_never_packs_what_is_not_finite(llama: Any, tmp_path: Path) -> None:
+    llama.tensors["model.layers.0.self_attn.v_proj.weight"].flat[3] = np.nan
+    source = llama.write(tmp_path / "src")
+
+    error = refusal(source, tmp_path / "dst", allow_not_finite=True)
+
     assert codes(error) == {"QUANT_NOT_FINITE"}
-    assert error.exit_code == ExitCode.CHECKPOINT_CORRUPT
-    assert "v_proj" in str(error)
 
 
 def drop(name: str) -> Callable[[Any], None]:
