@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,31 +10,21 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from modules import module_at
 
 from appliance.cli import main
 
 REPOSITORY = Path(__file__).parents[2]
 
 
-def _load(name: str, path: Path) -> ModuleType:
-    """Return a module of the tests by its file, once."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-_SERVICE = _load("cases_service", REPOSITORY / "tests/e2e/conftest.py")
+_SERVICE = module_at(REPOSITORY / "tests/e2e/conftest.py")
 start, fake_python, tiny_checkpoint = (
     _SERVICE.start,
     _SERVICE.fake_python,
     _SERVICE.tiny_checkpoint,
 )
-serve = _load("cases_letters", REPOSITORY / "tests/unit/appliance/quality/conftest.py").serve
-HOLLOW = _load("tests_machines_hollow", REPOSITORY / "tests/machines/hollow.py")
+serve = module_at(REPOSITORY / "tests/unit/appliance/quality/conftest.py").serve
+HOLLOW = module_at(REPOSITORY / "tests/machines/hollow.py")
 
 SMALL: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import importlib.util
 import json
 import resource
 import shutil
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from modules import module_at
 
 if TYPE_CHECKING:
     from conftest import Running, Start
@@ -24,19 +24,10 @@ FAKES = Path(__file__).parents[1] / "fakes/nvml"
 HANG = -1
 
 
-def _module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"fake_{name}", FAKES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> str:
     """LD_LIBRARY_PATH of the fake NVML and CUDA libraries."""
-    build, base = _module("build"), tmp_path_factory.mktemp("fakes")
+    build, base = module_at(FAKES / "build.py"), tmp_path_factory.mktemp("fakes")
     return f"{build.build_nvml(base / 'nvml')}:{build.build_cuda(base / 'cuda')}"
 
 
@@ -61,7 +52,7 @@ class Host:
 
     def scenario(self, change: Callable[[dict[str, Any]], None] | None = None) -> None:
         """Write what NVML says from now on: a healthy machine after `change`."""
-        machine = _module("machine").healthy()
+        machine = module_at(FAKES / "machine.py").healthy()
         if change is not None:
             change(machine)
         temporary = self.folder / "nvml.new"

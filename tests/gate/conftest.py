@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import plans
 import pytest
+from modules import module_at
 
 from appliance.gate.defaults import plain_section
 from appliance.plan.launch_plan import LaunchPlan, ParallelPlan
@@ -25,13 +25,6 @@ FAKES = ROOT / "tests" / "fakes" / "nvml"
 SAMPLES = ROOT.parent / "shared" / "health_samples"
 
 
-def _module(name: str):
-    spec = importlib.util.spec_from_file_location(f"fake_{name}", FAKES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def pytest_generate_tests(metafunc):
     """Give `sample_path` every record there is, so that a new record is one new file."""
     if "sample_path" in metafunc.fixturenames:
@@ -44,7 +37,7 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory) -> dict[str, Path]:
     """Folders of the built fake libraries: NVML by driver, and CUDA."""
-    build = _module("build")
+    build = module_at(FAKES / "build.py")
     base = tmp_path_factory.mktemp("fakes")
     found = {driver: build.build_nvml(base / driver, driver) for driver in build.MISSING}
     return found | {"cuda": build.build_cuda(base / "cuda")}
@@ -53,10 +46,10 @@ def libraries(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def convert():
     """The converter from a record to a scenario."""
-    return _module("convert")
+    return module_at(FAKES / "convert.py")
 
 
-healthy = _module("machine").healthy
+healthy = module_at(FAKES / "machine.py").healthy
 
 
 @pytest.fixture

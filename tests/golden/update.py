@@ -7,26 +7,16 @@ imports vLLM (about 20 s). `--check` writes nothing and exits 1 if a file is out
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 REPOSITORY = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent
+# As pytest has it; this is a script too.
+sys.path.insert(0, str(GOLDEN.parent / "support"))
 
-
-def load_module(path: Path) -> ModuleType:
-    """Return a module by its file; the tests are no package."""
-    name = f"golden_{path.parent.name}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+from modules import module_at  # noqa: E402 - found through the line above
 
 
 def golden_files() -> dict[Path, str]:
@@ -37,11 +27,11 @@ def golden_files() -> dict[Path, str]:
         REPOSITORY / "config/appliance.schema.json": schema_text(),
         REPOSITORY / "docs/config.md": reference_page(),
     }
-    cases = load_module(GOLDEN / "render/cases.py")
+    cases = module_at(GOLDEN / "render/cases.py")
     for name, case in cases.CASES.items():
         for file, text in cases.outputs(case).items():
             files[GOLDEN / "render" / name / file] = text
-    plans = load_module(GOLDEN / "plan/cases.py")
+    plans = module_at(GOLDEN / "plan/cases.py")
     for model in plans.CASES:
         for file, text in plans.outputs(model).items():
             files[GOLDEN / "plan" / file] = text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import socket
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from modules import module_at
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "nvfp4-appliance:cpu"
@@ -74,23 +74,14 @@ def test_small_shared_memory_refuses_with_12(
 def two_gpus(tmp_path: Path) -> Path:
     """A folder with NVML and CUDA driver of a machine with two healthy V100s."""
     folder = tmp_path / "fakes"
-    build = _module(ROOT / "tests/fakes/nvml/build.py")
+    build = module_at(ROOT / "tests/fakes/nvml/build.py")
     build.build_nvml(folder)
     build.build_cuda(folder)
-    state = _module(ROOT / "tests/gate/conftest.py").healthy()
+    state = module_at(ROOT / "tests/gate/conftest.py").healthy()
     (folder / "nvml.json").write_text(json.dumps(state))
     devices = [gpu["bus_id"].removeprefix("0000").lower() for gpu in state["gpus"]]
     (folder / "cuda.json").write_text(json.dumps({"devices": devices}))
     return folder
-
-
-def _module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"image_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_missing_model_refuses_with_30(stack: Any) -> None:

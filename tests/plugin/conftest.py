@@ -10,25 +10,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from modules import module_at
 
-
-def _beside(stem: str) -> ModuleType:
-    name = f"tests_plugin_{stem}"
-    if name not in sys.modules:
-        path = Path(__file__).with_name(f"{stem}.py")
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-producers = _beside("producers")
+HERE = Path(__file__).parent
+producers = module_at(HERE / "producers.py")
 LLAMA, QWEN3_MOE = producers.LLAMA, producers.QWEN3_MOE
 make_model, all_but = producers.make_model, producers.all_but
 Results = dict[str, dict[str, Any]]
@@ -125,7 +113,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_model(
         root / "moe-ct", QWEN3_MOE, producers.COMPRESSED_TENSORS, choose=all_but(".mlp.gate")
     )
-    _beside("plain_models").make_plain(producers, root)
+    module_at(HERE / "plain_models.py").make_plain(producers, root)
     return root
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from modules import module_at
 
 from appliance.checkpoint.read import summarize
 from appliance.plan.split import Split
@@ -20,6 +18,7 @@ pytestmark = pytest.mark.engine
 PROMPTS = [[1, 5, 9, 100, 33, 7], list(range(3, 80)), [17] * 12, [3]]
 LONG = [[*range(3, 140), 4, 8], [*range(3, 140), 250], [*range(200, 320)], [*range(100, 220)]]
 TOKENS = 48
+HERE = Path(__file__).parent
 TEXT_ONLY = {"language_model_only": True}
 SERVED = {
     "next": {"max_num_batched_tokens": 16},
@@ -36,22 +35,11 @@ FP32 = WeightForm(element_bytes=4, packed=False)
 Results = dict[str, dict[str, Any]]
 
 
-def beside(stem: str) -> ModuleType:
-    """Load a module of this folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(stem, Path(__file__).with_name(f"{stem}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def hybrid_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory of tiny hybrids; each has `model` and `twin` below its name."""
     root = tmp_path_factory.mktemp("hybrids")
-    producers, hybrids = beside("producers"), beside("hybrids")
+    producers, hybrids = (module_at(HERE / f"{stem}.py") for stem in ("producers", "hybrids"))
     packed = producers.COMPRESSED_TENSORS
     hybrids.make_hybrid(producers, root / "ct", packed)
     # The gates quantized as well: 12 rows of a fused matrix, 6 on each of two ranks.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+
+from modules import module_at
 
 from appliance.checkpoint.read import summarize
 from appliance.config.load import LoadedConfig
@@ -17,6 +16,7 @@ from appliance.plan.launch_plan import LaunchPlan
 from appliance.plan.planner import make_plan
 from healthchecks.assumed import assumed_host
 
+HOLLOW = module_at(Path(__file__).parents[2] / "machines" / "hollow.py")
 WIDTH = 80
 CASES = {
     "qwen2.5-7b": ("1x32GiB", "2x16GiB", "2x32GiB"),
@@ -27,25 +27,12 @@ CASES = {
 }
 
 
-def hollow() -> ModuleType:
-    """Return the module that writes checkpoints without weights."""
-    name = "tests_machines_hollow"
-    if name not in sys.modules:
-        path = Path(__file__).parents[2] / "machines" / "hollow.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
 def plans(model: str, hosts: tuple[str, ...]) -> Iterator[tuple[str, LaunchPlan]]:
     """Yield host and plan of one model with a configuration that leaves everything open."""
     config = Config.model_validate({"version": 1, "model": {"path": f"/models/{model}"}})
     loaded = LoadedConfig(config, Path("appliance.yaml"), "0" * 64)
     with tempfile.TemporaryDirectory() as place:
-        checkpoint = summarize(hollow().build(Path(place), model))
+        checkpoint = summarize(HOLLOW.build(Path(place), model))
     for host in hosts:
         yield host, make_plan(loaded, checkpoint, assumed_host(host))
 

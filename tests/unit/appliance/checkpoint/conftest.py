@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from modules import module_at
 
 REPOSITORY = Path(__file__).parents[4]
 VECTORS = REPOSITORY.parent / "shared" / "vectors"
 
 
-def _load_hollow() -> ModuleType:
-    name = "tests_machines_hollow"
-    if name not in sys.modules:
-        path = REPOSITORY / "tests" / "machines" / "hollow.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-HOLLOW = _load_hollow()
+HOLLOW = module_at(REPOSITORY / "tests" / "machines" / "hollow.py")
 
 TINY: dict[str, object] = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from modules import module_at
 
 from appliance.checkpoint.read import summarize
 from appliance.checkpoint.summary import CheckpointSummary
@@ -19,18 +18,7 @@ REPOSITORY = Path(__file__).parents[4]
 Configure = Callable[..., LoadedConfig]
 
 
-def load(name: str, path: Path) -> ModuleType:
-    """Return a module of the tests by its file, once."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-HOLLOW = load("tests_machines_hollow", REPOSITORY / "tests" / "machines" / "hollow.py")
+HOLLOW = module_at(REPOSITORY / "tests" / "machines" / "hollow.py")
 
 TINY: dict[str, object] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -106,4 +94,4 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoi
 @pytest.fixture(scope="session")
 def golden_plans() -> ModuleType:
     """tests/golden/plan/cases.py."""
-    return load("golden_plan_cases", REPOSITORY / "tests" / "golden" / "plan" / "cases.py")
+    return module_at(REPOSITORY / "tests" / "golden" / "plan" / "cases.py")
