@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
+from fetching import COMMIT, LARGE, REPOSITORY, SMALL
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-REPOSITORY = "team/model"
+from appliance.fetch import download
 
 
 @dataclass
@@ -121,6 +121,16 @@ class Handler(BaseHTTPRequestHandler):
             self.hub.sent[name] = self.hub.sent.get(name, 0) + len(body[begin : begin + piece])
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = download.Downloader.__init__
+    monkeypatch.setattr(
+        download.Downloader,
+        "__init__",
+        lambda self, client, **words: init(self, client, sleep=lambda _: None, **words),
+    )
+
+
 @pytest.fixture
 def local_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     """A hub with one model of two shards; the client of this process asks it."""
@@ -128,8 +138,8 @@ def local_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     hub = LocalHub(
         {
             "config.json": b'{"model_type": "llama"}',
-            "model-00001-of-00002.safetensors": rng.bytes(1 << 20),
-            "model-00002-of-00002.safetensors": rng.bytes(300_000),
+            LARGE: rng.bytes(1 << 20),
+            SMALL: rng.bytes(300_000),
             "tokenizer.json": b"{}" * 500,
             "pytorch_model.bin": b"other weights",
             "sub/extra.json": b"{}",
@@ -161,12 +171,7 @@ def wanted(local_hub: LocalHub) -> Callable[[Path], None]:
     """Assert that a directory holds what the hub has, whole."""
 
     def check(target: Path) -> None:
-        for name in (
-            "config.json",
-            "model-00001-of-00002.safetensors",
-            "model-00002-of-00002.safetensors",
-            "tokenizer.json",
-        ):
+        for name in ("config.json", LARGE, SMALL, "tokenizer.json"):
             assert (target / name).read_bytes() == local_hub.files[name], name
         assert {path.name for path in target.iterdir()} == {
             *(name for name in local_hub.files if "/" not in name and not name.endswith(".bin")),

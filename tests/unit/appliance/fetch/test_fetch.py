@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fetching import COMMIT, LARGE, SMALL, Wanted, cli, killed, run, words_of
 
 from appliance.checkpoint.manifest import verify_manifest
 from appliance.errors import ApplianceError
-from appliance.fetch import download
 from appliance.fetch.job import Job, fetch
 from appliance.fetch.remote import HuggingFace
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-LARGE, SMALL = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-KILL_AT = Path(__file__).parents[1] / "kill_at.py"
-
-Wanted = Callable[[Path], None]
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    init = download.Downloader.__init__
-    monkeypatch.setattr(
-        download.Downloader,
-        "__init__",
-        lambda self, client, **words: init(self, client, sleep=lambda _: None, **words),
-    )
-
-
-def run(target: Path, revision: str = COMMIT, stream: Any = None) -> dict[str, Any]:
-    job = Job("hub", "team/model", revision, target)
-    return fetch(job, HuggingFace(), stream or io.StringIO())
 
 
 def refusal(target: Path, revision: str = COMMIT) -> tuple[int, str]:
@@ -48,18 +25,6 @@ def refusal(target: Path, revision: str = COMMIT) -> tuple[int, str]:
         run(target, revision)
     assert not target.exists()
     return int(caught.value.exit_code), caught.value.faults[0].code
-
-
-def cli(target: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = ("model", "fetch", "team/model", str(target), "--revision", COMMIT, *words)
-    return subprocess.run(
-        (sys.executable, "-m", "appliance", *command),
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | environ,
-        timeout=120,
-    )
 
 
 def test_fetch_brings_what_is_served_and_lists_its_digests(
@@ -255,9 +220,11 @@ def test_fetch_onto_a_full_file_system_says_so_and_goes_on_with_room(
         "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, resource.RLIM_INFINITY));"
         "from appliance.cli import main; sys.exit(main(sys.argv[1:]))"
     )
-    words = ("model", "fetch", "team/model", str(tmp_path / "dst"), "--revision", COMMIT)
     full = subprocess.run(
-        (sys.executable, "-c", script, *words), capture_output=True, text=True, check=False
+        (sys.executable, "-c", script, *words_of(tmp_path / "dst")),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert local_hub.requests
     assert full.returncode == 12
@@ -273,8 +240,8 @@ def test_fetch_killed_in_the_middle_of_a_file_goes_on_with_the_next_byte(
     local_hub: Any, tmp_path: Path, wanted: Wanted
 ) -> None:
     local_hub.pause = threading.Event()
-    words = ("model", "fetch", "team/model", str(tmp_path / "dst"), "--revision", COMMIT)
-    process = subprocess.Popen((sys.executable, "-m", "appliance", *words))
+    command = (sys.executable, "-m", "appliance", *words_of(tmp_path / "dst"))
+    process = subprocess.Popen(command)
     partial = tmp_path / "dst.part" / f"{LARGE}.part"
     waiting = threading.Event()
     while not (partial.exists() and partial.stat().st_size):
@@ -298,15 +265,6 @@ def test_fetch_killed_in_the_middle_of_a_file_goes_on_with_the_next_byte(
 def test_fetch_killed_at_any_step_leaves_all_or_nothing_and_a_rerun_finishes(
     local_hub: Any, tmp_path: Path, wanted: Wanted
 ) -> None:
-    def killed(at: int, target: Path) -> subprocess.CompletedProcess[str]:
-        words = (str(at), str(target), "model", "fetch", "team/model", str(target))
-        return subprocess.run(
-            (sys.executable, str(KILL_AT), *words, "--revision", COMMIT),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
     whole = killed(0, tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     events = int(whole.stderr.rpartition("events=")[2])

@@ -4,40 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fetching import COMMIT, LARGE, SMALL, Wanted, cli, killed, run
 
 from appliance.checkpoint.manifest import verify_manifest
 from appliance.errors import ApplianceError
-from appliance.fetch import download
-from appliance.fetch.job import Job, fetch
-from appliance.fetch.remote import HuggingFace
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-LARGE, SMALL = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-KILL_AT = Path(__file__).parents[1] / "kill_at.py"
-
-Wanted = Callable[[Path], None]
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    init = download.Downloader.__init__
-    monkeypatch.setattr(
-        download.Downloader,
-        "__init__",
-        lambda self, client, **words: init(self, client, sleep=lambda _: None, **words),
-    )
-
-
-def run(target: Path, revision: str = COMMIT, stream: Any = None) -> dict[str, Any]:
-    job = Job("hub", "team/model", revision, target)
-    return fetch(job, HuggingFace(), stream or io.StringIO())
 
 
 def damage(target: Path, kind: str) -> None:
@@ -78,10 +53,7 @@ def test_fetch_says_what_it_replaced(local_hub: Any, tmp_path: Path) -> None:
     run(tmp_path / "dst")
     damage(tmp_path / "dst", "flipped")
 
-    words = ("model", "fetch", "team/model", str(tmp_path / "dst"), "--revision", COMMIT)
-    done = subprocess.run(
-        (sys.executable, "-m", "appliance", *words), capture_output=True, text=True, check=False
-    )
+    done = cli(tmp_path / "dst")
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"replaced {SMALL} in {tmp_path / 'dst'}, at {COMMIT}, in ")
@@ -135,20 +107,15 @@ def test_repair_killed_at_any_step_leaves_whole_files_and_a_rerun_finishes(
 ) -> None:
     target = tmp_path / "dst"
     run(target)
-    words = ("model", "fetch", "team/model", str(target), "--revision", COMMIT)
-
-    def killed(at: int) -> subprocess.CompletedProcess[str]:
-        damage(target, "flipped")
-        command = (sys.executable, str(KILL_AT), str(at), str(target), *words)
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    whole = killed(0)
+    damage(target, "flipped")
+    whole = killed(0, target)
     assert whole.returncode == 0, whole.stderr
     events = int(whole.stderr.rpartition("events=")[2])
     assert local_hub.requests
 
     for at in range(8, events + 1, 4):
-        assert killed(at).returncode == -9
+        damage(target, "flipped")
+        assert killed(at, target).returncode == -9
         assert (target / SMALL).stat().st_size == len(local_hub.files[SMALL])
         run(target)
         wanted(target)
@@ -237,10 +204,9 @@ def test_fetch_over_a_whole_directory_says_that_it_is_there(local_hub: Any, tmp_
     assert not run(tmp_path / "dst")["already_there"]
     local_hub.requests.clear()
 
-    words = ("model", "fetch", "team/model", str(tmp_path / "dst"), "--revision", COMMIT)
-    command = (sys.executable, "-m", "appliance", *words)
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = cli(tmp_path / "dst")
 
+    assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{tmp_path / 'dst'} is there already, whole: 4 files, ")
     assert local_hub.requests == []
 
