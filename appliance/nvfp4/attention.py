@@ -7,9 +7,12 @@ what the fields mean.
 from __future__ import annotations
 
 import ctypes
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from appliance.nvfp4.abi import Sized
+
+if TYPE_CHECKING:
+    from appliance.nvfp4.calls import Calls
 
 __all__ = ["SIGNATURES", "Attention", "CacheRows", "attend", "workspace_bytes", "write_kv"]
 
@@ -17,18 +20,6 @@ _INT = ctypes.c_int32
 _UINT = ctypes.c_uint32
 _LONG = ctypes.c_int64
 _POINTER = ctypes.c_void_p
-
-
-class Calls(Protocol):
-    """What is asked of a kernel library; the library itself loads this module."""
-
-    def query(self, name: str, *arguments: object) -> int:
-        """Call a function that gives a number of bytes."""
-        ...
-
-    def call(self, name: str, *arguments: object) -> None:
-        """Call a function that gives nothing."""
-        ...
 
 
 class Attention(Sized):

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from appliance.nvfp4.abi import Sized
+
+if TYPE_CHECKING:
+    from appliance.nvfp4.calls import Calls
 
 __all__ = [
     "SIGNATURES",
@@ -29,18 +32,6 @@ _UINT = ctypes.c_uint32
 _LONG = ctypes.c_int64
 _FLOAT = ctypes.c_float
 _POINTER = ctypes.c_void_p
-
-
-class Calls(Protocol):
-    """What is asked of a kernel library; the library itself loads this module."""
-
-    def query(self, name: str, *arguments: object) -> int:
-        """Call a function that gives a number of bytes."""
-        ...
-
-    def call(self, name: str, *arguments: object) -> None:
-        """Call a function that gives nothing."""
-        ...
 
 
 class Gate(IntEnum):
