@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from commands import Ended, run_command
 from modules import module_at
 
-from appliance.cli import main
-
 REPOSITORY = Path(__file__).parents[2]
-
-
 _SERVICE = module_at(REPOSITORY / "tests/e2e/conftest.py")
 start, fake_python, tiny_checkpoint = (
     _SERVICE.start,
@@ -42,34 +39,11 @@ SMALL: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Ended:
-    """What one run of the command left."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def codes(self) -> list[str]:
-        """Codes of the faults, in order."""
-        return [line[6:].split("]")[0] for line in self.err.splitlines() if line[:6] == "error["]
-
-
 @pytest.fixture
 def appliance(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
     """Run one verb."""
 
-    def run(*words: str | Path) -> Ended:
-        capsys.readouterr()
-        try:
-            code = main([str(word) for word in words])
-        except SystemExit as end:  # argparse's own way out
-            code = int(end.code or 0)
-        said = capsys.readouterr()
-        return Ended(code, said.out, said.err)
-
-    return run
+    return partial(run_command, capsys)
 
 
 @pytest.fixture(scope="session")

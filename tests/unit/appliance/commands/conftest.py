@@ -5,23 +5,13 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
-
-from appliance.cli import main
+from commands import Ended, run_command
 
 HIDDEN, INTERMEDIATE, VOCABULARY, LAYERS = 256, 512, 1024, 2
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What one run of the command left."""
-
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture
@@ -109,13 +99,4 @@ def appliance(
     """Run one verb in the folder."""
     assert configure
 
-    def run(*words: str | Path) -> Ended:
-        capsys.readouterr()
-        try:
-            code = main([str(word) for word in words])
-        except SystemExit as end:  # argparse's own way out
-            code = int(end.code or 0)
-        said = capsys.readouterr()
-        return Ended(code, said.out, said.err)
-
-    return run
+    return partial(run_command, capsys)

@@ -8,6 +8,8 @@ from types import ModuleType
 import pytest
 from modules import module_at
 
+from appliance.plan.launch_plan import LaunchPlan
+
 
 @pytest.fixture(scope="session")
 def golden(repository: Path) -> ModuleType:
@@ -19,3 +21,13 @@ def golden(repository: Path) -> ModuleType:
 def cases(repository: Path) -> ModuleType:
     """tests/golden/render/cases.py."""
     return module_at(repository / "tests/golden/render/cases.py")
+
+
+@pytest.fixture
+def plan(cases: ModuleType) -> LaunchPlan:
+    return cases.CASES["default_tensor"].plan
+
+
+@pytest.fixture
+def cpu_plan(cases: ModuleType) -> LaunchPlan:
+    return cases.CASES["cpu_two_ranks"].plan

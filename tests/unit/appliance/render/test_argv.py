@@ -23,16 +23,6 @@ def words(plan: LaunchPlan, adjustments: Adjustments | None = None) -> list[str]
     return [word for item in items for word in item.words]
 
 
-@pytest.fixture
-def plan(cases: ModuleType) -> LaunchPlan:
-    return cases.CASES["default_tensor"].plan
-
-
-@pytest.fixture
-def cpu_plan(cases: ModuleType) -> LaunchPlan:
-    return cases.CASES["cpu_two_ranks"].plan
-
-
 def test_argv_on_a_gpu_computes_in_float16_in_every_case(cases: ModuleType) -> None:
     for name, case in cases.CASES.items():
         expected = "float16" if case.plan.execution.device == "cuda" else "float32"

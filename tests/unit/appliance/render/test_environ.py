@@ -39,16 +39,6 @@ def values(
     return {v.name: v.value for v in environment(plan, adjustments, cpus=given_cpus)}
 
 
-@pytest.fixture
-def plan(cases: ModuleType) -> LaunchPlan:
-    return cases.CASES["default_tensor"].plan
-
-
-@pytest.fixture
-def cpu_plan(cases: ModuleType) -> LaunchPlan:
-    return cases.CASES["cpu_two_ranks"].plan
-
-
 def test_environment_is_offline_and_silent_in_every_case(cases: ModuleType) -> None:
     for name, case in cases.CASES.items():
         assert ALWAYS.items() <= values(case.plan, case.adjustments).items(), name
