@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from appliance.checkpoint.document import as_list, as_object, parse_unique
 from appliance.checkpoint.faults import refuse
-from appliance.checkpoint.segments import Segment, check_layout, read_segment
+from appliance.checkpoint.segments import Segment, are_sizes, check_layout, read_segment
 from appliance.checkpoint.stored import NVFP4_GROUP, QUASAR_GROUP
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ CODEBOOKS: Final = ("e2m1", "int4_offset8")
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _NAME_LENGTH_MAX = 512
-_SIZE_MAX = 2**40
 _REFETCH: Final = "fetch the file again"
 _AGAIN: Final = "write the container again"
 _ENTRY_BYTES: Final = 400
@@ -303,10 +302,7 @@ def sound_shape(where: str, value: object) -> tuple[int, ...]:
         ApplianceError: E_SHAPE.
     """
     sizes = as_list(value)
-    is_sound = sizes is not None and all(
-        type(size) is int and 0 <= size <= _SIZE_MAX for size in sizes
-    )
-    if sizes is None or not is_sound or math.prod(sizes) > _SIZE_MAX:
+    if sizes is None or not are_sizes(sizes):
         raise refuse("E_SHAPE", where, "a list of sizes", repr(value)[:120], _AGAIN)
     return tuple(sizes)
 

@@ -14,7 +14,14 @@ import numpy as np
 
 from appliance.checkpoint.faults import refuse
 from appliance.checkpoint.stored import FP8_BLOCK, NVFP4_GROUP, QUASAR_GROUP, Layout, Stored
-from appliance.checkpoint.values import check_fp8, check_values, has_codes, scale_facts
+from appliance.checkpoint.values import (
+    check_fp8,
+    check_largest,
+    check_powers,
+    check_values,
+    has_codes,
+    scale_facts,
+)
 from appliance.nvfp4 import block, e2m1, e4m3, host, mxfp4
 from appliance.nvfp4.library import LibraryError, reference_library
 
@@ -196,7 +203,11 @@ def _fp4_slabs(
     matrix: Matrix, index: int, codes: NDArray[np.uint8], scales: NDArray[Any]
 ) -> Iterator[NDArray[np.float32]]:
     factor = _factor(matrix, index)
-    is_zero = matrix.stored.layout is not Layout.MXFP4 and _is_zero(matrix, index)
+    is_zero = False
+    if matrix.stored.layout is Layout.MXFP4:
+        check_powers(matrix.stored.scales, scales)
+    else:
+        is_zero = _is_zero(matrix, index)
     rows, width = codes.shape[0], matrix.columns
     step = max(1, _SLAB_ELEMENTS // max(1, width))
     for begin in range(0, rows, step):
@@ -281,4 +292,5 @@ def _fp8_slabs(matrix: Matrix) -> Iterator[NDArray[np.float32]]:
                 spread = np.repeat(spread, FP8_BLOCK, axis=1)[:, :columns]
             # An E4M3 value times an FP32 scale has at most 28 bits: FP64 holds it exactly.
             exact = e4m3.decode(codes[part]).astype(np.float64) * spread
+            check_largest(matrix.stored.scales, float(np.abs(exact).max(initial=0.0)))
             yield exact.astype(np.float32)

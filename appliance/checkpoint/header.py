@@ -41,6 +41,10 @@ DTYPE_BITS = {
 }
 
 RANK_MAX = 8
+SPAN_MAX = 2**48
+"""Most elements along all axes but empty ones: an empty tensor of any sizes has no bytes that would
+bound them, and no array can have them."""
+
 BITS_A_BYTE = 8
 
 _LENGTH_BYTES = 8
@@ -224,6 +228,8 @@ def _bad_entry(name: str, entry: object) -> NoReturn:
 def _measure(dtype: Any, *shape: Any) -> tuple[Form, int]:  # noqa: ANN401 - of a hostile file
     """Return dtype, shape and bytes of a tensor; raises what tells that they are not sound."""
     if len(shape) > RANK_MAX or not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(shape)
+    if math.prod(size or 1 for size in shape) > SPAN_MAX:
         raise ValueError(shape)
     bits = DTYPE_BITS[dtype] * math.prod(shape)
     if bits % BITS_A_BYTE:

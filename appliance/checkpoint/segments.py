@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from appliance.checkpoint.document import as_list
 from appliance.checkpoint.faults import refuse
+from appliance.checkpoint.header import RANK_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +38,16 @@ class Segment(NamedTuple):
     crc32: int | None = None
 
 
+def are_sizes(values: Sequence[object]) -> bool:
+    """Tell whether values are the sizes of an array that there can be, one without elements too."""
+    span = 1
+    for size in values[: RANK_MAX + 1]:
+        if type(size) is not int or not 0 <= size <= _SIZE_MAX:
+            return False
+        span *= size or 1  # nothing else bounds the other sizes of an empty array
+    return len(values) <= RANK_MAX and span <= _SIZE_MAX
+
+
 def read_segment(
     where: str, table: dict[str, Any], data_offset: int, data_bytes: int, *, has_crc: bool
 ) -> Segment:
@@ -55,7 +66,7 @@ def read_segment(
     dtype, sizes = table.get("dtype"), as_list(table.get("shape"))
     if not isinstance(dtype, str) or dtype not in BYTES_OF:
         raise refuse("E_DTYPE", where, " or ".join(BYTES_OF), repr(dtype)[:80], _AGAIN)
-    if sizes is None or not all(type(size) is int and 0 <= size <= _SIZE_MAX for size in sizes):
+    if sizes is None or not are_sizes(sizes):
         raise refuse("E_SHAPE", where, "a list of sizes", repr(table.get("shape"))[:80], _AGAIN)
     offset, length, crc = (table.get(key) for key in ("offset", "nbytes", "crc32"))
     if type(offset) is not int or type(length) is not int or offset < 0:

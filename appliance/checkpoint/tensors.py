@@ -130,7 +130,9 @@ class TensorReader:
         return tuple(entry for entry in self._entries.values() if entry.shard == shard)
 
     def array(self, name: str) -> NDArray[Any]:
-        """View one tensor without copying it.
+        """View one tensor without copying it, unless its file has it at an odd place.
+
+        The format leaves it to the writer whether headers and tensors end on even bytes.
 
         Returns:
             A read-only array of the tensor's shape, row-major; BF16 as uint16 bits, 8-bit floats as
@@ -141,6 +143,9 @@ class TensorReader:
         if entry.elements == 0:
             return np.empty(entry.shape, kind)
         flat = np.frombuffer(self._map(entry.shard), kind, entry.elements, entry.begin)
+        if not flat.flags.aligned:  # C code and processors want numbers at multiples of their size
+            flat = flat.copy()
+            flat.flags.writeable = False
         return flat.reshape(entry.shape)
 
     def float32(self, name: str) -> NDArray[np.float32]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from appliance.checkpoint.faults import refuse
-from appliance.nvfp4 import e2m1, e4m3
+from appliance.nvfp4 import e2m1, e4m3, mxfp4
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -110,6 +110,36 @@ def check_values(
     if not largest <= LARGEST_WEIGHT:
         raise _too_large(module, largest, factor, scales, globals_, divisor=divisor)
     return False
+
+
+def check_largest(scales: str, largest: float) -> None:
+    """Check the largest weight of a matrix whose scales have no global.
+
+    Args:
+        scales: Full name of the tensor of scales, for messages.
+        largest: Magnitude of the largest weight.
+
+    Raises:
+        ApplianceError: E_GLOBAL_DIRECTION.
+    """
+    if not largest <= LARGEST_WEIGHT:
+        limit, fix = f"the largest weight must be at most {LARGEST_WEIGHT:g}", "export it again"
+        raise refuse("E_GLOBAL_DIRECTION", scales, limit, f"{largest:.3g}", fix)
+
+
+def check_powers(where: str, scales: NDArray[np.uint8]) -> None:
+    """Check the E8M0 scales of one matrix.
+
+    Args:
+        where: Full name of the tensor of scales, for messages.
+        scales: Their bits, of which 0xFF is no number.
+
+    Raises:
+        ApplianceError: E_SCALE_NAN or E_GLOBAL_DIRECTION.
+    """
+    _check_scales(where, ScaleFacts(first_nan=_first(scales == mxfp4.NAN)))
+    largest = float(mxfp4.decode_scales(scales.max(initial=0)))
+    check_largest(where, e2m1.MAXIMUM * largest)
 
 
 def check_fp8(module: str, codes: NDArray[np.uint8], scales: NDArray[np.float32]) -> None:

@@ -13,7 +13,7 @@ GROUP: Final = 32
 """Elements of K that share a scale (OCP Microscaling Formats 1.0, 5.2)."""
 
 _BIAS: Final = 127
-_NAN: Final = 255
+NAN: Final = 255
 
 
 def decode_scales(codes: NDArray[np.uint8]) -> NDArray[np.float64]:
@@ -23,4 +23,4 @@ def decode_scales(codes: NDArray[np.uint8]) -> NDArray[np.float64]:
         codes: Any shape.
     """
     values = np.ldexp(1.0, codes.astype(np.int32) - _BIAS)
-    return np.where(codes == _NAN, np.nan, values)
+    return np.where(codes == NAN, np.nan, values)

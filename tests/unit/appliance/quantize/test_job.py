@@ -316,3 +316,23 @@ def test_quantize_of_an_all_zero_matrix_is_exact(llama: Any, tmp_path: Path) -> 
 
     assert report["tensors"][name]["relative_mse"] == 0.0
     assert report["tensors"][name]["weight_global_scale"] == 1.0
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+@pytest.mark.parametrize("mode", ["fast", "quasar-g128"])
+def test_quantize_takes_tensors_at_odd_places(
+    make_model: Callable[..., Any], tmp_path: Path, mode: str, dtype: str
+) -> None:
+    files = make_model(width=256)
+    files.dtype = dtype
+    source = files.write(tmp_path / "src")
+    run(source, tmp_path / "even", mode=mode)
+    path = source / "model.safetensors"
+    raw = path.read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    path.write_bytes((end - 8 + 1).to_bytes(8, "little") + raw[8:end] + b" " + raw[end:])
+
+    run(source, tmp_path / "odd", mode=mode)
+
+    name = "model.safetensors"
+    assert (tmp_path / "odd" / name).read_bytes() == (tmp_path / "even" / name).read_bytes()
