@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from appliance.checkpoint.rules import Lenient
 from appliance.errors import ApplianceError, ExitCode, Fault
 
 SETTING = "execution.weights"
 LENIENT = "model.lenient"
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 class WeightRoute(StrEnum):
@@ -28,15 +30,7 @@ def wanted_route(additional_config: Mapping[str, Any]) -> WeightRoute:
     Raises:
         ApplianceError: If the value is neither.
     """
-    given = _given(additional_config, "weights")
-    try:
-        return WeightRoute.FUSED if given is None else WeightRoute(str(given))
-    except ValueError:
-        allowed = ", ".join(WeightRoute)
-        fault = Fault(
-            "WEIGHT_ROUTE", SETTING, f"must be one of {allowed}", repr(given), "correct it"
-        )
-        raise ApplianceError(ExitCode.CONFIG, fault) from None
+    return _given(additional_config, "weights", WeightRoute.FUSED, ("WEIGHT_ROUTE", SETTING))
 
 
 def wanted_lenience(additional_config: Mapping[str, Any]) -> Lenient:
@@ -47,20 +41,24 @@ def wanted_lenience(additional_config: Mapping[str, Any]) -> Lenient:
     Raises:
         ApplianceError: If the value is neither.
     """
-    given = _given(additional_config, "lenient")
-    try:
-        return Lenient.NONE if given is None else Lenient(str(given))
-    except ValueError:
-        allowed = ", ".join(Lenient)
-        fault = Fault(
-            "CONFIG_VALUE", LENIENT, f"must be one of {allowed}", repr(given), "correct it"
-        )
-        raise ApplianceError(ExitCode.CONFIG, fault) from None
+    return _given(additional_config, "lenient", Lenient.NONE, ("CONFIG_VALUE", LENIENT))
 
 
-def _given(additional_config: Mapping[str, Any], key: str) -> object:
+def _given(
+    additional_config: Mapping[str, Any], key: str, default: _Choice, named: tuple[str, str]
+) -> _Choice:
+    """Return the plan's choice for a key; `named` are code and place of a value that is none."""
     section = additional_config.get("nvfp4")
-    return cast("Mapping[str, Any]", section).get(key) if isinstance(section, Mapping) else None
+    is_section = isinstance(section, Mapping)
+    given = cast("Mapping[str, Any]", section).get(key) if is_section else None
+    choices = type(default)
+    try:
+        return default if given is None else choices(str(given))
+    except ValueError:
+        code, where = named
+        allowed = ", ".join(choices)
+        fault = Fault(code, where, f"must be one of {allowed}", repr(given), "correct it")
+        raise ApplianceError(ExitCode.CONFIG, fault) from None
 
 
 def choose_route(device: str, wanted: WeightRoute, kernels: frozenset[WeightRoute]) -> WeightRoute:
