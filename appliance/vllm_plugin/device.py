@@ -63,3 +63,8 @@ def room(size: int, device: torch.device) -> torch.Tensor:
     whole = torch.empty(size + abi.BUFFER_ALIGNMENT, dtype=torch.uint8, device=device)
     begin = -whole.data_ptr() % abi.BUFFER_ALIGNMENT
     return whole[begin : begin + size]
+
+
+def address_of(tensor: torch.Tensor | None) -> int:
+    """Return where an argument lies that a call may lack: 0 for none and for an empty one."""
+    return 0 if tensor is None or not tensor.numel() else tensor.data_ptr()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from appliance.nvfp4 import abi, gdn
-from appliance.vllm_plugin.device import library_of, room, stream_of, type_of
+from appliance.vllm_plugin.device import address_of, library_of, room, stream_of, type_of
 from appliance.vllm_plugin.registry import define
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _run(library: Library, delta: gdn.Delta, device: torch.device) -> None:
     gdn.gated_delta(
         library,
         delta,
-        workspace=workspace.data_ptr() if workspace.numel() else 0,
+        workspace=address_of(workspace),
         workspace_bytes=workspace.numel(),
         stream=stream_of(device),
     )

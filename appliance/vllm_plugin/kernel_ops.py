@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from appliance.nvfp4 import abi
-from appliance.vllm_plugin.device import library_of, room, stream_of, type_of
+from appliance.vllm_plugin.device import address_of, library_of, room, stream_of, type_of
 from appliance.vllm_plugin.registry import define
 
 if TYPE_CHECKING:
@@ -146,8 +146,8 @@ def _linear(
         x_stride=rows.stride(0),
         y=y.data_ptr(),
         y_stride=n,
-        bias=0 if bias is None else bias.data_ptr(),
-        workspace=workspace.data_ptr() if workspace.numel() else 0,
+        bias=address_of(bias),
+        workspace=address_of(workspace),
         workspace_bytes=workspace.numel(),
         stream=stream_of(x.device),
     )
@@ -240,7 +240,7 @@ def _packed_experts(  # noqa: PLR0917 - the operation's schema
         experts=first.experts,
         plan=plan.data_ptr(),
         plan_bytes=plan.numel(),
-        expert_map=0 if expert_map is None else expert_map.data_ptr(),
+        expert_map=address_of(expert_map),
         map_size=0 if expert_map is None else expert_map.numel(),
         stream=stream,
     )
@@ -248,7 +248,7 @@ def _packed_experts(  # noqa: PLR0917 - the operation's schema
         "top_k": top_k,
         "plan": plan.data_ptr(),
         "plan_bytes": plan.numel(),
-        "workspace": workspace.data_ptr() if workspace.numel() else 0,
+        "workspace": address_of(workspace),
         "workspace_bytes": workspace.numel(),
         "stream": stream,
     }
@@ -276,17 +276,7 @@ def _packed_experts(  # noqa: PLR0917 - the operation's schema
     return result
 
 
-def _fake_packed_experts(  # noqa: PLR0917 - the operation's schema
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    gate_up_handle: torch.Tensor,
-    down: torch.Tensor,
-    down_handle: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    expert_map: torch.Tensor | None,
-) -> torch.Tensor:
-    del gate_up, gate_up_handle, down, down_handle, weights, ids, expert_map
+def _fake_packed_experts(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x)
 
 

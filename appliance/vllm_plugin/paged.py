@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from appliance.nvfp4 import attention
-from appliance.vllm_plugin.device import library_of, room, stream_of, type_of
+from appliance.vllm_plugin.device import address_of, library_of, room, stream_of, type_of
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +104,7 @@ def attend(
     attention.attend(
         library,
         arguments,
-        workspace=workspace.data_ptr() if workspace.numel() else 0,
+        workspace=address_of(workspace),
         workspace_bytes=workspace.numel(),
         stream=stream_of(device),
     )
