@@ -5,13 +5,15 @@ Compilers and graphs see each as one opaque node of known result shape.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch.nn import functional
 
 from appliance.nvfp4 import host
 from appliance.vllm_plugin.device import has_gpu_library
+from appliance.vllm_plugin.registry import define
 from appliance.vllm_plugin.route import WeightRoute
 
 _ROUTES = {"cpu": frozenset({WeightRoute.DEQUANTIZED}), "cuda": frozenset(WeightRoute)}
@@ -28,6 +30,27 @@ _WORK_BYTES = 32 << 20
 
 _SUM_BYTES = 8
 """Of a result in FP32, before and after its share is applied."""
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Tokens, the matrices of a rank's experts, and which experts see which token.
+
+    Attributes:
+        x: [tokens, hidden].
+        gate_up: [E, 2 I, hidden], gate rows first.
+        down: [E, hidden, I].
+        weights: float32 [tokens, top_k].
+        ids: int32 [tokens, top_k], experts of this rank; -1 adds nothing.
+        weight_input: The weight scales the expert's input instead of its output.
+    """
+
+    x: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    weights: torch.Tensor
+    ids: torch.Tensor
+    weight_input: bool
 
 
 def routes(device: str) -> frozenset[WeightRoute]:
@@ -130,25 +153,19 @@ def _experts(  # noqa: PLR0917 - the operation's schema
     weight_input: bool,
 ) -> torch.Tensor:
     """Choose a way: none of them reads a number back from the device while a graph is captured."""
-    given = (x, gate_up, down, weights, ids, weight_input)
+    routed = Routed(x, gate_up, down, weights, ids, weight_input)
     if x.is_cuda and _COPY_COST * ids.numel() <= down.shape[0]:
-        return copied_experts(*given)
+        return copied_experts(routed)
     if x.is_cuda and (len(x) <= _FEW_TOKENS or torch.cuda.is_current_stream_capturing()):
-        return every_expert(*given)
-    return sorted_experts(*given)
+        return every_expert(routed)
+    return sorted_experts(routed)
 
 
-def sorted_experts(  # noqa: PLR0917 - as the operation
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    weight_input: bool,
-) -> torch.Tensor:
+def sorted_experts(routed: Routed) -> torch.Tensor:
     """Sort tokens by expert and give each expert its own; the counts are read back once."""
+    x, gate_up, down = routed.x, routed.gate_up, routed.down
     result = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    chosen, shares = ids.flatten(), weights.flatten()
+    chosen, shares = routed.ids.flatten(), routed.weights.flatten()
     order = chosen.argsort(stable=True)
     counted = torch.bincount(chosen + 1, minlength=down.shape[0] + 1)
     counts = cast("list[int]", counted.tolist())  # pyright: ignore[reportUnknownMemberType]
@@ -158,25 +175,19 @@ def sorted_experts(  # noqa: PLR0917 - as the operation
             continue
         places = order[begin : begin + count]
         begin += count
-        tokens = places // ids.shape[1]
+        tokens = places // routed.ids.shape[1]
         share = shares[places].unsqueeze(1)
-        outputs = _expert(x[tokens], gate_up[expert], down[expert], share, weight_input)
+        outputs = _expert(x[tokens], gate_up[expert], down[expert], share, routed.weight_input)
         result.index_add_(0, tokens, outputs)
     return result.to(x.dtype)
 
 
-def every_expert(  # noqa: PLR0917 - as the operation
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    weight_input: bool,
-) -> torch.Tensor:
+def every_expert(routed: Routed) -> torch.Tensor:
     """Let every expert see all tokens, many experts a product: nothing depends on the choice."""
+    x, down, ids = routed.x, routed.down, routed.ids
     tokens, (count, _, width) = len(x), down.shape
     chosen = ids.unsqueeze(2) == torch.arange(count, dtype=ids.dtype, device=x.device)
-    shares = (weights.unsqueeze(2) * chosen).sum(dim=1).t().unsqueeze(2)
+    shares = (routed.weights.unsqueeze(2) * chosen).sum(dim=1).t().unsqueeze(2)
     absent = ~chosen.any(dim=1).t().unsqueeze(2)
     result = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     row_bytes = 3 * width * x.element_size() + x.shape[1] * (x.element_size() + _SUM_BYTES)
@@ -184,40 +195,31 @@ def every_expert(  # noqa: PLR0917 - as the operation
     for begin in range(0, count, step):
         at = slice(begin, begin + step)
         inputs = x.expand(len(shares[at]), *x.shape)
-        if weight_input:
+        if routed.weight_input:
             inputs = inputs * shares[at].to(x.dtype)
-        hidden = torch.bmm(inputs, gate_up[at].transpose(1, 2))
-        hidden = functional.silu(hidden[..., :width]) * hidden[..., width:]
+        hidden = _gated(torch.bmm(inputs, routed.gate_up[at].transpose(1, 2)))
         outputs = torch.bmm(hidden, down[at].transpose(1, 2)).float()
-        outputs = outputs if weight_input else outputs * shares[at]
+        outputs = outputs if routed.weight_input else outputs * shares[at]
         result += outputs.masked_fill_(absent[at], 0.0).sum(dim=0)
     return result.to(x.dtype)
 
 
-def copied_experts(  # noqa: PLR0917 - as the operation
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    weight_input: bool,
-) -> torch.Tensor:
+def copied_experts(routed: Routed) -> torch.Tensor:
     """Copy the matrices of each token's experts side by side: for few tokens and many experts."""
-    tokens, top_k = ids.shape
-    chosen, shares = ids.flatten().long(), weights.reshape(-1, 1)
+    x, gate_up, (tokens, top_k) = routed.x, routed.gate_up, routed.ids.shape
+    chosen, shares = routed.ids.flatten().long(), routed.weights.reshape(-1, 1)
     inputs = x.unsqueeze(1).expand(tokens, top_k, x.shape[1]).reshape(tokens * top_k, -1)
-    if weight_input:
+    if routed.weight_input:
         inputs = inputs * shares.to(x.dtype)
     outputs = torch.empty(inputs.shape, dtype=torch.float32, device=x.device)
     matrix_bytes = gate_up.shape[1] * gate_up.shape[2] * gate_up.element_size()
-    step, width = max(1, _WORK_BYTES // matrix_bytes), down.shape[2]
+    step = max(1, _WORK_BYTES // matrix_bytes)
     for begin in range(0, len(chosen), step):
         at = slice(begin, begin + step)
         experts = chosen[at].clamp(min=0)
-        hidden = torch.bmm(gate_up[experts], inputs[at].unsqueeze(2)).squeeze(2)
-        hidden = functional.silu(hidden[:, :width]) * hidden[:, width:]
-        outputs[at] = torch.bmm(down[experts], hidden.unsqueeze(2)).squeeze(2)
-    if not weight_input:
+        hidden = _gated(torch.bmm(gate_up[experts], inputs[at].unsqueeze(2)).squeeze(2))
+        outputs[at] = torch.bmm(routed.down[experts], hidden.unsqueeze(2)).squeeze(2)
+    if not routed.weight_input:
         outputs = outputs * shares
     outputs = outputs.masked_fill((chosen < 0).unsqueeze(1), 0.0)
     return outputs.view(tokens, top_k, -1).sum(dim=1).to(x.dtype)
@@ -232,31 +234,32 @@ def _expert(
 ) -> torch.Tensor:
     """Return one expert's share of the result, FP32; shares are [tokens, 1]."""
     inputs = x * shares.to(x.dtype) if weight_input else x
-    hidden = functional.linear(inputs, gate_up)
-    width = down.shape[1]
-    hidden = functional.silu(hidden[:, :width]) * hidden[:, width:]
+    hidden = _gated(functional.linear(inputs, gate_up))
     outputs = functional.linear(hidden, down).float()
     return outputs if weight_input else outputs * shares
 
 
-def _fake_experts(  # noqa: PLR0917 - the operation's schema
-    x: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
-    weights: torch.Tensor,
-    ids: torch.Tensor,
-    weight_input: bool,
-) -> torch.Tensor:
-    del gate_up, down, weights, ids, weight_input
+def _gated(hidden: torch.Tensor) -> torch.Tensor:
+    """Return silu of the first half of the last dimension times its second half."""
+    gate, up = hidden.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def _fake_experts(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def _define(name: str, function: Any, fake: Any, devices: str | None) -> None:  # noqa: ANN401
-    """Define one operation; torch reads its schema from the types of the function."""
-    library: Any = torch.library
-    operation = library.custom_op(name, function, mutates_args=(), device_types=devices)
-    operation.register_fake(fake)
-
-
-_define("nvfp4::decode", _decode, _fake_decode, "cpu")
-_define("nvfp4::experts", _experts, _fake_experts, None)
+define(
+    "nvfp4",
+    "decode(Tensor codes, Tensor scales, Tensor row_globals, bool divisor, ScalarType dtype) "
+    "-> Tensor",
+    _decode,
+    _fake_decode,
+)
+define(
+    "nvfp4",
+    "experts(Tensor x, Tensor gate_up, Tensor down, Tensor weights, Tensor ids, "
+    "bool weight_input) -> Tensor",
+    _experts,
+    _fake_experts,
+)

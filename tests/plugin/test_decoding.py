@@ -107,14 +107,19 @@ def test_last_tile_begins_at_a_whole_block(size: tuple[int, int], tile: tuple[in
     assert columns.start % 16 == 0
 
 
-WAYS = (ops.experts, ops.sorted_experts, ops.every_expert, ops.copied_experts)
+def choosing(routed: ops.Routed) -> torch.Tensor:
+    """Let the operation choose a way."""
+    return ops.experts(**vars(routed))
+
+
+WAYS = (choosing, ops.sorted_experts, ops.every_expert, ops.copied_experts)
 
 
 @pytest.mark.parametrize("work_bytes", [1, 1000, 1 << 20])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("weight_input", [False, True])
 def test_experts_sum_the_weighted_outputs_of_each_token(
-    way: Callable[..., torch.Tensor],
+    way: Callable[[ops.Routed], torch.Tensor],
     weight_input: bool,
     work_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -127,7 +132,7 @@ def test_experts_sum_the_weighted_outputs_of_each_token(
     ids = torch.tensor([[0, 1], [2, 0], [1, 2], [-1, 1], [2, -1]], dtype=torch.int32)
     shares = torch.rand(5, 2, generator=generator)
 
-    result = way(x, gate_up, down, weights=shares, ids=ids, weight_input=weight_input)
+    result = way(ops.Routed(x, gate_up, down, shares, ids, weight_input))
 
     wanted = torch.zeros(5, 8)
     for token in range(5):
@@ -142,11 +147,11 @@ def test_experts_sum_the_weighted_outputs_of_each_token(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_experts_of_a_rank_without_any_give_zero(way: Callable[..., torch.Tensor]) -> None:
+def test_experts_of_a_rank_without_any_give_zero(way: Callable[[ops.Routed], torch.Tensor]) -> None:
     x, ids = torch.randn(4, 8), torch.full((4, 2), -1, dtype=torch.int32)
     gate_up, down = torch.randn(3, 12, 8), torch.full((3, 8, 6), torch.nan)
 
-    result = way(x, gate_up, down, weights=torch.rand(4, 2), ids=ids, weight_input=False)
+    result = way(ops.Routed(x, gate_up, down, torch.rand(4, 2), ids, weight_input=False))
 
     assert torch.equal(result, torch.zeros(4, 8))
 
