@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from appliance.checkpoint.document import as_list, as_object, as_texts, is_named, read_document
 from appliance.checkpoint.faults import refuse
@@ -11,11 +11,14 @@ from appliance.checkpoint.faults import refuse
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from appliance.errors import ApplianceError
+
 NESTED = ("text_config", "llm_config")
 """Where multimodal checkpoints keep the language model's fields."""
 
 _FIX = "repair the checkpoint's config.json, or fetch it again"
 _FACTOR_MAX = 1024
+_CONTEXT_MAX = 2**40
 LAYERS_MAX = 10_000
 EXPERTS_MAX = 65_536
 
@@ -89,24 +92,41 @@ class ModelConfig:
         return as_texts(self.get(key)) or []
 
     def context_limit(self, default: int) -> int:
-        """Return the model's longest context in tokens, rope scaling and tokenizer counted in."""
+        """Return the model's longest context in tokens, rope scaling and tokenizer counted in.
+
+        Raises:
+            ApplianceError: Exit 30 if rope scaling has a factor or an original length that cannot
+                be, or leaves no token.
+        """
         limit: float = self.integer("max_position_embeddings", default)
         tokenizer = self.path.parent / "tokenizer_config.json"
         if is_named(tokenizer):
             longest = read_document(tokenizer).get("model_max_length")
-            if isinstance(longest, (int, float)) and longest >= 1:
+            if _is_number(longest) and longest >= 1:
                 limit = min(limit, longest)
         rope = as_object(self.get("rope_parameters")) or as_object(self.get("rope_scaling")) or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
         factor = rope.get("factor")
         if kind in ("su", "longrope", "llama3", "mrope") or factor is None:
             return int(limit)
-        if not isinstance(factor, (int, float)) or not 0 < factor <= _FACTOR_MAX:
-            where, what = f"{self.path} rope factor", f"a number of 0 to {_FACTOR_MAX}"
-            raise refuse("E_CONFIG", where, what, repr(factor)[:80], _FIX)
-        if kind == "yarn" and type(rope.get("original_max_position_embeddings")) is int:
-            limit = rope["original_max_position_embeddings"]
+        if not _is_number(factor) or not 0 < factor <= _FACTOR_MAX:
+            raise self._rope("factor", f"a number of 0 to {_FACTOR_MAX}", factor)
+        original = rope.get("original_max_position_embeddings")
+        if kind == "yarn" and original is not None:
+            if type(original) is not int or not 0 < original <= _CONTEXT_MAX:
+                what = f"an integer of 1 to {_CONTEXT_MAX}"
+                raise self._rope("original_max_position_embeddings", what, original)
+            limit = original
+        if int(limit * factor) < 1:
+            raise self._rope("factor", f"one that leaves some of {limit} tokens", factor)
         return int(limit * factor)
+
+    def _rope(self, key: str, what: str, value: object) -> ApplianceError:
+        return refuse("E_CONFIG", f"{self.path} rope {key}", what, repr(value)[:80], _FIX)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def read_config(root: Path) -> ModelConfig:

@@ -91,7 +91,7 @@ def outline(config: ModelConfig) -> Outline:
 def _geometry(config: ModelConfig, family: Family, recurrent_at: frozenset[int]) -> Geometry:
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     layers = config.integer("num_hidden_layers", largest=LAYERS_MAX)
-    has_experts = family.experts != ""
+    experts = _experts(config) if family.experts else 0
     state, conv, recurrent_heads = _state(config) if recurrent_at else (0, 0, (0, 0))
     per_layer = state * FP32_BYTES + conv * FP16_BYTES
     return Geometry(
@@ -103,14 +103,14 @@ def _geometry(config: ModelConfig, family: Family, recurrent_at: frozenset[int])
         hidden_size=hidden,
         intermediate_size=config.count("intermediate_size"),
         num_heads=heads,
-        num_kv_heads=config.integer("num_key_value_heads", heads),
+        num_kv_heads=_divisor(config, "num_key_value_heads", heads, "num_attention_heads"),
         head_dim=config.integer("head_dim", family.head_dim or max(1, hidden // heads)),
         vocab_size=config.integer("vocab_size"),
         max_position=config.context_limit(family.max_position),
         tied_embeddings=config.flag("tie_word_embeddings"),
-        num_experts=_experts(config) if has_experts else 0,
-        experts_per_token=config.integer("num_experts_per_tok") if has_experts else 0,
-        moe_intermediate_size=config.integer("moe_intermediate_size") if has_experts else 0,
+        num_experts=experts,
+        experts_per_token=config.integer("num_experts_per_tok", largest=experts) if experts else 0,
+        moe_intermediate_size=config.integer("moe_intermediate_size") if experts else 0,
         sliding_window=_window(config),
         recurrent_heads=recurrent_heads,
         state_bytes_per_sequence=per_layer * len(recurrent_at),
@@ -119,6 +119,15 @@ def _geometry(config: ModelConfig, family: Family, recurrent_at: frozenset[int])
         recurrent_at=tuple(sorted(recurrent_at)),
         recurrent_sizes=_recurrent_sizes(config) if recurrent_at else (0, 0, 0),
     )
+
+
+def _divisor(config: ModelConfig, key: str, heads: int, of: str) -> int:
+    """Return a number of heads that others share, each as many; `heads` where none is stated."""
+    shared = config.integer(key, heads)
+    if heads % shared:
+        what, fix = f"a divisor of {of}, {heads}", "repair the checkpoint's config.json"
+        raise refuse("E_CONFIG", f"{config.path} {key}", what, str(shared), fix)
+    return shared
 
 
 def _experts(config: ModelConfig) -> int:
@@ -164,10 +173,9 @@ def _moe_layers(config: ModelConfig, family: Family) -> frozenset[int]:
 
 def _state(config: ModelConfig) -> tuple[int, int, tuple[int, int]]:
     """Return numbers of state and of convolution state of one layer, and (key, value) heads."""
-    key_heads, value_heads = (
-        config.integer("linear_num_key_heads"),
-        config.integer("linear_num_value_heads"),
-    )
+    value_heads = config.integer("linear_num_value_heads")
+    config.integer("linear_num_key_heads")  # this one has no default
+    key_heads = _divisor(config, "linear_num_key_heads", value_heads, "linear_num_value_heads")
     key_dim, value_dim = (
         config.integer("linear_key_head_dim"),
         config.integer("linear_value_head_dim"),

@@ -359,31 +359,6 @@ def test_files_beside_the_weights_are_looked_for(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rope", "limit"),
-    [
-        (None, 128),
-        ({"rope_type": "llama3", "factor": 8.0}, 128),
-        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
-        ({"rope_type": "linear", "factor": 2.0}, 256),
-    ],
-    ids=str,
-)
-def test_context_limit_counts_rope_scaling_in(
-    tiny_of: Callable[[dict[str, object]], Tiny], rope: object, limit: int
-) -> None:
-    made = tiny_of({"rope_scaling": rope})
-
-    assert summarize(made.write()).geometry.max_position == limit
-
-
-def test_context_limit_is_at_most_the_tokenizers(tiny: Tiny) -> None:
-    root = tiny.write()
-    (root / "tokenizer_config.json").write_text('{"model_max_length": 77}')
-
-    assert summarize(root).geometry.max_position == 77
-
-
-@pytest.mark.parametrize(
     "name",
     ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "hf_quant_config.json",
      "model.safetensors.index.json", "config.json"],
