@@ -44,18 +44,19 @@ def without_measuring(plan: GatePlan, names: Iterable[str] = CHECKS) -> Report:
     results: tuple[CheckResult, ...] = no_gpu(plan, tuple(names))
     verdict = Status.PASS
     if plan.uses_gpu:
-        results, verdict = (_off(),), Status.WARN
+        results, verdict = (_mode("off", "nothing was measured"),), Status.WARN
     return Report(plan=plan, facts=HostFacts(), checks=results, verdict=verdict, exit_code=OK)
 
 
-def _off() -> CheckResult:
+def _mode(observed: str, means: str) -> CheckResult:
+    """Return what a mode other than `enforce` is reported as."""
     return CheckResult(
         id="gate.mode",
         scope="host",
         status=Status.WARN,
-        observed="off",
+        observed=observed,
         expected="enforce",
-        message="gate.mode is off: nothing was measured",
+        message=f"gate.mode is {observed}: {means}",
         source="config",
         severity=Severity.SOFT,
     )
@@ -64,15 +65,4 @@ def _off() -> CheckResult:
 def _mode_note(context: Context) -> tuple[CheckResult, ...]:
     if context.policy.mode != "warn":
         return ()
-    return (
-        CheckResult(
-            id="gate.mode",
-            scope="host",
-            status=Status.WARN,
-            observed="warn",
-            expected="enforce",
-            message="gate.mode is warn: faults are reported and the engine starts all the same",
-            source="config",
-            severity=Severity.SOFT,
-        ),
-    )
+    return (_mode("warn", "faults are reported and the engine starts all the same"),)
