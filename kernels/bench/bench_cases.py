@@ -184,11 +184,18 @@ def _moe(rig: Rig, m: int, experts: int, top_k: int, width: int, hidden: int) ->
 
     plan_bytes = rig.library.moe_plan_bytes(m, top_k, experts)
     plan, on_device_ids = rig.put(np.full(plan_bytes, 0xEE, np.uint8)), rig.put(ids)
-    common = {"top_k": top_k, "plan": plan, "plan_bytes": plan_bytes, "io_type": abi.Type.F16}
     x, activated = rig.put(tokens), rig.put(np.full((m * top_k, width), np.nan, np.float16))
     down_x, y = rig.put(middle), rig.put(np.full((m, hidden), np.nan, np.float16))
     needed = rig.library.moe_workspace_bytes(gate_up.handle, down.handle, m, top_k)
-    workspace, weights = rig.room(max(needed, 1)), rig.put(topk_weights)
+    weights = rig.put(topk_weights)
+    common = {
+        "top_k": top_k,
+        "plan": plan,
+        "plan_bytes": plan_bytes,
+        "io_type": abi.Type.F16,
+        "workspace": rig.room(max(needed, 1)),
+        "workspace_bytes": needed,
+    }
 
     def make_plan() -> None:
         rig.library.moe_plan(
@@ -204,8 +211,6 @@ def _moe(rig: Rig, m: int, experts: int, top_k: int, width: int, hidden: int) ->
             x_stride=hidden,
             y=activated,
             y_stride=width,
-            workspace=workspace,
-            workspace_bytes=needed,
         )
 
     def run_down() -> None:
@@ -218,8 +223,6 @@ def _moe(rig: Rig, m: int, experts: int, top_k: int, width: int, hidden: int) ->
             topk_weights=weights,
             y=y,
             y_stride=hidden,
-            workspace=workspace,
-            workspace_bytes=needed,
         )
 
     def gate_up_error() -> float:
