@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from modules import module_at
+from planning import Configure, Public, Tiny
 
 from appliance.checkpoint.read import summarize
 from appliance.checkpoint.summary import CheckpointSummary
 from appliance.config.load import LoadedConfig, load_config
 
 REPOSITORY = Path(__file__).parents[4]
-Configure = Callable[..., LoadedConfig]
 
 
 HOLLOW = module_at(REPOSITORY / "tests" / "machines" / "hollow.py")
@@ -66,7 +65,7 @@ def on_cpu(configure: Configure) -> Configure:
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> Callable[..., CheckpointSummary]:
+def tiny(tmp_path: Path) -> Tiny:
     """Return a function from changes of `TINY` to the summary of a quantized checkpoint."""
 
     def make(**changes: object) -> CheckpointSummary:
@@ -79,7 +78,7 @@ def tiny(tmp_path: Path) -> Callable[..., CheckpointSummary]:
 
 
 @pytest.fixture(scope="session")
-def public(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], CheckpointSummary]:
+def public(tmp_path_factory: pytest.TempPathFactory) -> Public:
     """Return a function from a public model's name to its summary, written and read once."""
     root, known = tmp_path_factory.mktemp("public"), dict[str, CheckpointSummary]()
 

@@ -7,20 +7,17 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from planning import HOST, Configure
 
 from appliance.checkpoint.read import summarize
 from appliance.checkpoint.summary import CheckpointSummary
-from appliance.config.load import LoadedConfig
 from appliance.errors import ApplianceError
 from appliance.plan.launch_plan import LaunchPlan
 from appliance.plan.planner import make_plan
-from appliance.units import GIB
 from healthchecks.assumed import assumed_host
-from healthchecks.facts import HostFacts
 
-Configure = Callable[..., LoadedConfig]
 Write = Callable[..., CheckpointSummary]
-GPU, HOST = assumed_host("1x16GiB"), HostFacts(memory_total_bytes=24 * GIB)
+GPU = assumed_host("1x16GiB")
 DENSE: dict[str, object] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",

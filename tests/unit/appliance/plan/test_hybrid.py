@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from planning import Configure, Public
 
 from appliance.checkpoint.read import summarize
 from appliance.checkpoint.summary import CheckpointSummary
-from appliance.config.load import LoadedConfig
 from appliance.errors import ApplianceError, ExitCode
 from appliance.plan.attention import CONV_WIDTHS, RECURRENT_SIZES, attention_backend
 from appliance.plan.planner import make_plan
@@ -39,9 +38,6 @@ HYBRID: dict[str, object] = {
     "vocab_size": 500,
     "max_position_embeddings": 512,
 }
-
-Public = Callable[[str], CheckpointSummary]
-Configure = Callable[..., LoadedConfig]
 
 
 @pytest.fixture

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from planning import HOST, Configure, Public, Tiny, refusal
 
-from appliance.checkpoint.summary import CheckpointSummary
-from appliance.config.load import LoadedConfig
-from appliance.errors import ApplianceError, ExitCode, Fault
+from appliance.errors import ExitCode
 from appliance.plan.launch_plan import LaunchPlan
 from appliance.plan.planner import make_plan
 from appliance.units import GIB
 from healthchecks.assumed import assumed_host
 from healthchecks.facts import HostFacts
-
-Configure = Callable[..., LoadedConfig]
-Tiny = Callable[..., CheckpointSummary]
-Public = Callable[[str], CheckpointSummary]
-HOST = HostFacts(memory_total_bytes=24 * GIB)
-
-
-def refusal(
-    loaded: LoadedConfig, summary: CheckpointSummary, host: HostFacts
-) -> tuple[int, tuple[Fault, ...]]:
-    with pytest.raises(ApplianceError) as caught:
-        make_plan(loaded, summary, host)
-    return int(caught.value.exit_code), caught.value.faults
 
 
 def decision(plan: LaunchPlan, key: str) -> tuple[str, str]:
