@@ -40,6 +40,7 @@ class Slot(IntEnum):
     TOO_MANY = 6
     TURNED_AWAY = 7
     TOO_SLOW = 8
+    CLOSED_ROUTE = 9
 
 
 class Board:

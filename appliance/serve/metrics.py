@@ -26,6 +26,7 @@ _REFUSALS = {
     "too_many": Slot.TOO_MANY,
     "turned_away": Slot.TURNED_AWAY,
     "too_slow": Slot.TOO_SLOW,
+    "closed_route": Slot.CLOSED_ROUTE,
 }
 
 

@@ -30,6 +30,17 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/health"})
+CLOSED_PATHS = frozenset(
+    {
+        *("/scale_elastic_ep", "/is_scaling_elastic_ep", "/collective_rpc", "/server_info"),
+        *("/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused"),
+        *("/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/abort_requests"),
+        *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/start_profile", "/stop_profile"),
+        *("/init_weight_transfer_engine", "/update_weights", "/get_world_size"),
+    }
+)
+"""Routes of vLLM that manage the engine: nobody's on the port of the API, whichever it has."""
+
 BODY_IDLE_S = 30.0
 """A body that stops coming for this long is given up."""
 
@@ -154,6 +165,12 @@ class Gateway:
         key = _bearer(headers)
         if self._keys is not None and not preflight and not self._keys.admits(key):
             return Refusal(401, "invalid_api_key", "a valid API key is needed", Slot.UNAUTHORIZED)
+        if scope["path"].rstrip("/") in CLOSED_PATHS:
+            return Refusal(404, "not_found", "this server has no such route", Slot.CLOSED_ROUTE)
+        return self._judge_load(headers, key)
+
+    def _judge_load(self, headers: dict[bytes, bytes], key: bytes) -> Refusal | None:
+        """Hold the size of a request and the number of them to their limits."""
         if _content_length(headers) > self._orders.max_request_bytes:
             return self._too_large()
         if self._admitted >= self._orders.max_concurrent_requests:

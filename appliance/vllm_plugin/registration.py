@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from appliance.vllm_plugin import compat
+from appliance.vllm_plugin import compat, compat_requests
 from appliance.vllm_plugin.config import METHOD, Nvfp4Config
 from appliance.vllm_plugin.dense import DenseLinearMethod, Fp8LinearMethod
 from appliance.vllm_plugin.hybrid import offer_hybrids
@@ -26,3 +26,4 @@ def register_nvfp4() -> None:
     compat.offer_attention(ATTENTION)
     compat.offer_loader(RangeCheckedLoader)
     offer_hybrids()
+    compat_requests.check_requests()

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from openai import APIStatusError, OpenAI
 
-sys.path.append(str(Path(__file__).parents[1] / "gpu"))
+sys.path.extend(str(Path(__file__).parents[at] / part) for at, part in ((0, ""), (1, "gpu")))
 
 import engine_asks  # found through the line above
+import hostile_requests  # likewise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +56,7 @@ def test_model_answers_every_request_then_drains_under_load_and_leaves_nothing(
     question = [{"role": "user", "content": "What is the capital of France?"}]
     story = [{"role": "user", "content": "Tell me a long story about the sea."}]
     wrong = every_kind_of_request(running)
+    wrong |= hostile_requests.wrong(f"http://127.0.0.1:{running.port}", "tiny")
     with client_of(running) as client:
         answer = client.chat.completions.create(
             model="tiny", messages=question, max_tokens=24, temperature=0

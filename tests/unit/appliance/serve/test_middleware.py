@@ -124,6 +124,20 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         yield begin
 
 
+@pytest.mark.parametrize(
+    "path", ["/scale_elastic_ep", "/collective_rpc", "/sleep", "/v1/load_lora_adapter/"]
+)
+def test_routes_that_manage_the_engine_do_not_exist_for_clients(serve: Serve, path: str) -> None:
+    serving = serve()
+
+    status, text, _ = serving.ask(path)
+
+    assert (status, json.loads(text)["error"]["code"]) == (404, "not_found")
+    assert serving.app.seen == []
+    assert serving.board.read(Slot.CLOSED_ROUTE) == 1
+    assert serving.ask("/v1/models")[0] == 200
+
+
 def test_gateway_refuses_to_be_built_without_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
 
