@@ -21,6 +21,7 @@ kernels-audit: kernels ## check the machine code against its design; UPDATE=1 wr
 
 .PHONY: kernels-bench-vsim
 kernels-bench-vsim: kernels ## time the machine code on the modelled V100 (CASES=matmul:1x5120x8704,moe:8)
+	@test -x $(VSIM)/run || { echo 'error[NO_MODEL] VSIM: must be the folder of the modelled V100, got $(VSIM); name it, as in make kernels-bench-vsim VSIM=FOLDER.' >&2; exit 2; }
 	$(BIN)/cmake --build $(SM70_BUILD) --target nvfp4_sm70_shared --parallel $(JOBS)
 	$(BIN)/python kernels/bench/bench_vsim.py $(SM70_BUILD)/libnvfp4_sm70_shared.so --vsim $(VSIM) \
 	  $(if $(CASES),--only $(CASES),--json kernels/bench/results/vsim-v100.json)

@@ -70,11 +70,13 @@ ROWS = (
         (9, 0),
         OURS,
         "the whole engine on H200, the library through its compute_70 PTX",
+        formats=frozenset({"nvfp4", "dense", "fp8"}),
     ),
     Row(
         (9, 0),
         UPSTREAM,
         "the whole engine on H200, the library through its compute_70 PTX",
+        formats=frozenset({"nvfp4", "mixed", "fp8"}),
     ),
 )
 

@@ -97,7 +97,8 @@ def test_rc_026_table_is_about_the_engine_that_is_locked(repository: Path) -> No
     assert f"ARG VLLM_VERSION={ENGINE}\n" in build
     for row in ROWS:
         capability, attention = str(row).split(":")[0].split()
-        assert f"| {capability} | {attention} | {row.evidence} |" in page
+        formats = ", ".join(sorted(row.formats))
+        assert f"| {capability} | {attention} | {row.evidence} | {formats} |" in page
 
 
 @pytest.mark.parametrize("tokens", [64, 2048])

@@ -172,10 +172,15 @@ def twin_gaps(job: dict[str, Any], ways: dict[str, Any]) -> dict[str, Any]:
                 {(tie.layer, tie.place, round(tie.margin, 7)) for e in judged for tie in e.flipped}
             ),
             "unexplained": unexplained(twin, asked, answers, logprobs, judged),
-            "largest_gap": max(gaps, default=0.0),
-            "largest_logprob_difference": max(differences, default=0.0),
+            "largest_gap": largest(gaps),
+            "largest_logprob_difference": largest(differences),
         }
     return lines
+
+
+def largest(values: list[float]) -> float:
+    """The largest value, NaN if one is none: a plain `max` drops it wherever it is not first."""
+    return float(torch.tensor(values, dtype=torch.float64).max()) if values else 0.0
 
 
 def unexplained(

@@ -20,8 +20,16 @@ LAYERS = re.compile(r"causal_conv1d|chunk_|delta_rule|gating|l2norm|layer_norm|m
 """Kernels of Triton in which upstream computes a layer of a hybrid; the library's stand there."""
 
 
+SELF_JUDGED = ("stack", "long")
+"""Models without a twin: their ways judge each other."""
+
+ONE_CARD, PIPELINE = "one card", "pipeline parallel 2"
+
+
 def faults(results: dict[str, Any]) -> list[str]:
     """Name everything that does not hold."""
+    if not results:
+        return ["nothing was run"]
     wrong = []
     for name, found in results.items():
         if found["exit"] != 0:
@@ -42,18 +50,42 @@ def model_faults(name: str, found: dict[str, Any]) -> list[str]:
     wrong = [
         f"{name}, {way}: {line['error'][-300:]}" for way, line in ways.items() if "error" in line
     ]
+    if not ways:
+        wrong.append(f"{name}: no way was run")
     if name == "stack":
         wrong += stack_faults(ways)
+    if name == "long":
+        wrong += unequal(name, ways, next(iter(ways), ""))
+    if PIPELINE in ways:
+        wrong += unequal(
+            name, {PIPELINE: ways[PIPELINE], ONE_CARD: ways.get(ONE_CARD, {})}, ONE_CARD
+        )
     if name == "hybrid":
         compiled = filter(LAYERS.search, found.get("triton") or ())
         wrong += [f"hybrid: Triton computed {kernel}" for kernel in compiled]
     growth = max((way.get("growth_bytes") or 0 for way in ways.values()), default=0)
     if growth > 0:
         wrong.append(f"{name}: {growth} bytes more after a thousand requests")
-    for way, line in (found.get("twin") or {}).items():
+    if name in SELF_JUDGED:
+        return wrong
+    twin = found.get("twin") or {}
+    wrong += [
+        f"{name}, {way}: nobody judged it" for way in ways if not twin.get(way, {}).get("places")
+    ]
+    for way, line in twin.items():
         judge = coarse_faults if ways.get(way, {}).get("coarse") else twin_faults
         wrong += [f"{name}, {way}: {said}" for said in judge(line)]
     return wrong
+
+
+def unequal(name: str, ways: dict[str, Any], first: str) -> list[str]:
+    """Ways whose answers, asked one by one, are not those of the way `first`."""
+    right = ways.get(first, {}).get("one", {}).get("tokens")
+    return [
+        f"{name}, {way}: other answers than {first}"
+        for way, line in ways.items()
+        if not right or line.get("one", {}).get("tokens") != right
+    ]
 
 
 def twin_faults(line: dict[str, Any]) -> list[str]:

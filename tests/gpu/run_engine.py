@@ -92,7 +92,7 @@ def jobs(options: argparse.Namespace) -> list[dict[str, Any]]:
     made = {
         "dense": [*ways, DEQUANTIZED, PLAIN] if not options.pair else ways,
         "moe": [*ways, DEQUANTIZED] if not options.pair else ways,
-        "mixed": ways[:1] if not options.pair else [],
+        "mixed": [EAGER, GRAPHS | CUSTOM] if not options.pair else [],
         "hybrid": [*ways, DEQUANTIZED] if not options.pair else ways,
     }
     if options.formats:
@@ -108,6 +108,10 @@ def jobs(options: argparse.Namespace) -> list[dict[str, Any]]:
         ]
     wanted = {name: ways for name, ways in made.items() if ways}
     if options.only:
+        if unknown := set(options.only) - set(wanted) - set(given):
+            raise SystemExit(
+                f"--only: {', '.join(sorted(wanted))}; got {', '.join(sorted(unknown))}"
+            )
         wanted = {name: ways for name, ways in wanted.items() if name in options.only}
     return [{"name": name, "ways": ways} for name, ways in wanted.items()] + [
         {"name": name, "ways": ways + ([] if options.pair else TIMED), "folder": folder}
@@ -209,10 +213,24 @@ def run_jobs(
     return results
 
 
+def apart(first: dict[str, Any], other: dict[str, Any]) -> float | None:
+    """The largest difference of log-probabilities between answers that are the same."""
+    answers = zip(*(way.get("tokens", ()) for way in (first, other)), strict=False)
+    said = zip(*(way.get("logprobs", ()) for way in (first, other)), strict=False)
+    pairs = [
+        abs(a - b)
+        for (one, two), (mine, yours) in zip(answers, said, strict=False)
+        if one == two
+        for a, b in zip(mine, yours, strict=True)
+    ]
+    return max(pairs, default=None)
+
+
 def agreement(found: dict[str, Any], *, timed: bool = True) -> dict[str, Any]:
     """Compare every way with the first one, prompt by prompt; times only of what is right."""
     ways = found.get("ways", {})
-    first = next(iter(ways.values()), {}).get("one", {}).get("tokens", [])
+    first_way = next(iter(ways.values()), {})
+    first = first_way.get("one", {}).get("tokens", [])
     lines: dict[str, Any] = {}
     for name, way in ways.items():
         line: dict[str, Any] = {k: way[k] for k in ("error", "start_s", "wall_s") if k in way}
@@ -220,6 +238,7 @@ def agreement(found: dict[str, Any], *, timed: bool = True) -> dict[str, Any]:
             answers = way.get(batch, {}).get("tokens", [])
             equal = [answer == first[index % len(first)] for index, answer in enumerate(answers)]
             line[batch] = f"{sum(equal)}/{len(equal)} equal"
+            line[f"{batch}_logprobs_apart"] = apart(first_way.get(batch, {}), way.get(batch, {}))
             seconds = way.get(batch, {}).get("seconds")
             if seconds is not None and answers and timed:
                 steps = sum(map(len, answers)) if batch == "one" else len(answers[0])
@@ -246,7 +265,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--packages", action="append", default=[], help="folder of packages")
     parser.add_argument("--appliance", default=str(REPOSITORY), help="folder of `appliance`")
     parser.add_argument("--model", action="append", default=[], help="NAME=FOLDER")
-    parser.add_argument("--only", nargs="*", help="of the models made here, these")
+    parser.add_argument("--only", nargs="*", help="of all models, these")
     parser.add_argument("--formats", action="store_true", help="also FP8, 16-bit experts, g128")
     parser.add_argument("--pair", action="store_true", help="two GPUs: one card, TP=2, PP=2")
     parser.add_argument("--custom", action="store_true", help="also the appliance's attention")

@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parent
 sys.path.append(str(FOLDER))
 
 import engine_asks  # noqa: E402 - found through the line above
+import engine_child  # noqa: E402 - likewise
 import engine_delta  # noqa: E402 - likewise
 import engine_faults  # noqa: E402 - likewise
 import engine_models  # noqa: E402
@@ -136,6 +137,56 @@ def test_faults_name_what_does_not_hold(changes: dict[str, Any], said: str) -> N
     assert found.startswith(said)
 
 
+def answered(*tokens: int) -> dict[str, Any]:
+    return {"one": {"tokens": [list(tokens)]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "said"),
+    [
+        ("dense", {"twin": None}, "dense, first: nobody judged it"),
+        ("dense", {"twin": {"first": line(places=0)}}, "dense, first: nobody judged it"),
+        ("dense", {"ways": {}, "twin": {}}, "dense: no way was run"),
+        (
+            "long",
+            {"ways": {"a": answered(1, 2), "b": answered(1, 3)}},
+            "long, b: other answers than a",
+        ),
+        ("long", {"ways": {"a": {}}}, "long, a: other answers than a"),
+        (
+            "dense",
+            {
+                "ways": {"one card": answered(1), "pipeline parallel 2": answered(2)},
+                "twin": {"one card": line(), "pipeline parallel 2": line()},
+            },
+            "dense, pipeline parallel 2: other answers than one card",
+        ),
+    ],
+    ids=["no twin", "no places", "no ways", "chunks differ", "no answers", "stages differ"],
+)
+def test_faults_name_what_nobody_compared_or_what_differs(
+    name: str, found: dict[str, Any], said: str
+) -> None:
+    assert engine_faults.faults({name: result() | found}) == [said]
+
+
+def test_faults_of_nothing_are_told() -> None:
+    assert engine_faults.faults({}) == ["nothing was run"]
+
+
+def test_largest_of_values_with_one_that_is_no_number_is_none() -> None:
+    assert engine_child.largest([0.1, float("nan"), 0.2]) != engine_child.largest([0.1])
+    assert str(engine_child.largest([0.1, float("nan"), 0.2])) == "nan"
+    assert engine_child.largest([0.1, 0.3]) == 0.3
+
+
+def test_model_that_nobody_makes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["run_engine.py", "--only", "dense", "typo"])
+
+    with pytest.raises(SystemExit, match=r"--only: dense, .*; got typo"):
+        run_engine.jobs(run_engine.parse())
+
+
 def test_faults_of_a_hybrid_name_layers_that_triton_computed() -> None:
     kernels = ["_compute_slot_mapping_kernel", "batch_memcpy_kernel", "_causal_conv1d_fwd_kernel"]
 
@@ -199,7 +250,7 @@ def test_ways_of_the_stack_that_are_apart_are_told_and_not_timed() -> None:
 @pytest.mark.parametrize(
     ("read", "said"),
     [
-        ({}, "stack: nothing to hold the ways against"),
+        ({}, "stack: no way was runstack: nothing to hold the ways against"),
         ({"fused": [float("nan")] * 4}, "stack: nothing to hold the ways against"),
         ({"fused": READ, "dequantized": []}, "stack, dequantized: it read no log-probabilities"),
         ({"fused": READ, "coarse": [-2.5, -8.0, -4.4, -6.0]}, ""),
