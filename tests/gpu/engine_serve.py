@@ -11,6 +11,7 @@ keeps from the engine. --random: MODEL's weights are random, whose answers round
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -22,6 +23,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +161,21 @@ def serve(model: Path, mode: str, folder: Path) -> dict[str, Any]:
     return result
 
 
+def machine() -> dict[str, Any]:
+    """What it ran on, and with which library; after the engine is gone."""
+    import torch  # noqa: PLC0415 - takes seconds, and only the record needs it
+
+    import appliance  # noqa: PLC0415 - the one that serves, wherever it lies
+
+    library = Path(appliance.__file__).parent / "lib/libnvfp4_sm70.so"
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "gpus": [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())],
+        "torch": torch.__version__,
+        library.name: hashlib.sha256(library.read_bytes()).hexdigest(),
+    }
+
+
 def main() -> int:
     """Write the result; 0 when all of it holds."""
     model, out = Path(sys.argv[1]), Path(sys.argv[2])
@@ -169,7 +186,8 @@ def main() -> int:
             result = serve(model, mode, Path(folder)) | {"random": "--random" in sys.argv}
         except Exception as error:  # noqa: BLE001 - the reason is the result
             result = {"error": f"{type(error).__name__}: {error}"}
-    out.write_text(json.dumps(result, indent=1))
+    record = {"command": " ".join(["python3", *sys.argv]), "machine": machine(), **result}
+    out.write_text(json.dumps(record, indent=1) + "\n")
     return 0 if holds(result) else 1
 
 
