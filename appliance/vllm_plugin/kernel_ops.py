@@ -16,6 +16,7 @@ from appliance.vllm_plugin.device import address_of, library_of, room, stream_of
 from appliance.vllm_plugin.registry import define
 
 if TYPE_CHECKING:
+    from appliance.nvfp4.library import Library
     from appliance.vllm_plugin.resident import Resident
 
 _ALIGNMENT = 16  # bytes; of activations and of their rows
@@ -227,30 +228,19 @@ def _packed_experts(  # noqa: PLR0917 - the operation's schema
     (m, top_k), device = ids.shape, x.device
     if not m:
         return result
-    library, stream = library_of(device), stream_of(device)
+    library = library_of(device)
     rows = _activations(x, first.k)
     chosen, shares = ids.to(torch.int32).contiguous(), weights.float().contiguous()
-    plan = room(library.moe_plan_bytes(m, top_k, first.experts), device)
+    plan = _plan(library, chosen, first.experts, expert_map)
     workspace = room(library.moe_workspace_bytes(first, second, m, top_k), device)
     hidden = torch.empty((m * top_k, first.n // 2), dtype=x.dtype, device=device)
-    library.moe_plan(
-        chosen.data_ptr(),
-        m,
-        top_k=top_k,
-        experts=first.experts,
-        plan=plan.data_ptr(),
-        plan_bytes=plan.numel(),
-        expert_map=address_of(expert_map),
-        map_size=0 if expert_map is None else expert_map.numel(),
-        stream=stream,
-    )
     shared = {
         "top_k": top_k,
         "plan": plan.data_ptr(),
         "plan_bytes": plan.numel(),
         "workspace": address_of(workspace),
         "workspace_bytes": workspace.numel(),
-        "stream": stream,
+        "stream": stream_of(device),
     }
     library.moe_gate_up(
         first,
@@ -274,6 +264,26 @@ def _packed_experts(  # noqa: PLR0917 - the operation's schema
         **shared,
     )
     return result
+
+
+def _plan(
+    library: Library, ids: torch.Tensor, experts: int, expert_map: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the plan of which expert computes what, from int32 ids [tokens, top_k]."""
+    m, top_k = ids.shape
+    plan = room(library.moe_plan_bytes(m, top_k, experts), ids.device)
+    library.moe_plan(
+        ids.data_ptr(),
+        m,
+        top_k=top_k,
+        experts=experts,
+        plan=plan.data_ptr(),
+        plan_bytes=plan.numel(),
+        expert_map=address_of(expert_map),
+        map_size=0 if expert_map is None else expert_map.numel(),
+        stream=stream_of(ids.device),
+    )
+    return plan
 
 
 def _fake_packed_experts(x: torch.Tensor, *_: object) -> torch.Tensor:
