@@ -168,7 +168,7 @@ def _serve(run: _Run) -> Ended:
         outside = _outside(run, board, orders, token)
         recent = kept.recent_ends(record, per_s=plan.run.restart_per_s, now=time.time())
         supervisor = Supervisor(Settings(plan, NO_ADJUSTMENTS), outside, recent_ends=len(recent))
-        refusal = _refusal(run, record)
+        refusal = _refusal(run, record) or _note_running(run, record)
         if refusal is not None:
             supervisor.refuse(*refusal)
         run.stop.listen(supervisor.request_stop)
@@ -180,7 +180,7 @@ def _serve(run: _Run) -> Ended:
                 supervisor.request_stop,
             )
         )
-        ended = _supervise(run, supervisor, record) if refusal is None else Ended(*refusal)
+        ended = _supervise(run, supervisor) if refusal is None else Ended(*refusal)
         if ended.exit_code not in _REFUSALS and refusal is None:
             return ended
         return _said_quietly(run, supervisor, ended)
@@ -192,15 +192,27 @@ def _writable(directory: StateDirectory) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        what, fix = "must take small files", "free space on the volume or set gate.state_dir"
-        where = f"gate.state_dir {directory.path}"
-        fault = Fault("STATE_DIR", where, what, error.strerror or str(error), fix)
+        fault = kept.directory_fault(directory.path, error)
         raise ApplianceError(ExitCode.CONTAINER, fault) from error
 
 
-def _supervise(run: _Run, supervisor: Supervisor, record: Record) -> Ended:
+def _note_running(run: _Run, record: Record) -> tuple[ExitCode, Fault] | None:
+    """Keep that a run begins and the room for its end; a volume too full for both refuses it.
+
+    A run whose end cannot be kept is taken for a killed one by the next start, and no budget ever
+    counts it.
+    """
+    running = Running(time.time(), kept.boot_id())
+    try:
+        run.directory.reserve()
+        run.directory.save(replace(record, running=running), spare=False)
+    except OSError as error:
+        return ExitCode.CONTAINER, kept.directory_fault(run.directory.path, error)
+    return None
+
+
+def _supervise(run: _Run, supervisor: Supervisor) -> Ended:
     """Run, and keep what the run leaves behind."""
-    _save(run, replace(record, running=Running(time.time(), kept.boot_id())))
     ended = supervisor.run()
     _finish(run, ended)
     return ended
@@ -272,18 +284,29 @@ def _finish(run: _Run, ended: Ended) -> None:
             "returncode": ended.returncode,
             "lines": ended.tail,
         }
+        _keep_last_run(run, last)
+
+
+def _keep_last_run(run: _Run, last: Mapping[str, object]) -> None:
+    """Replace what the run before left; without room for both, its lines make place."""
+    path, text = run.directory.path / LAST_RUN_FILE, json.dumps(last, indent=1) + "\n"
+    try:
         try:
-            path = run.directory.path / LAST_RUN_FILE
-            kept.write_atomically(path, json.dumps(last, indent=1) + "\n")
-        except OSError as error:
-            run.log.warning("serve.last_run_not_saved", error=str(error))
+            kept.write_atomically(path, text)
+        except OSError:
+            path.unlink(missing_ok=True)
+            kept.write_atomically(path, text)
+    except OSError as error:
+        run.log.warning("serve.last_run_not_saved", path=str(path), error=str(error))
 
 
 def _save(run: _Run, record: Record) -> None:
     try:
         run.directory.save(record)
     except OSError as error:
-        run.log.warning("serve.state_not_saved", path=str(run.directory.file), error=str(error))
+        seen = {"path": str(run.directory.file), "error": str(error)}
+        effect = "the next start knows nothing of this one's end, or takes it for killed"
+        run.log.emit("error", "serve.state_not_saved", {**seen, "effect": effect})
 
 
 def _handoff(plan: LaunchPlan, board: Path, token: str) -> Handoff:

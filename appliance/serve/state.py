@@ -1,11 +1,14 @@
 """What outlives the container: ends of earlier runs, the last refusal, a host that needs help.
 
 One small JSON file on `gate.state_dir`, written whole and renamed. A file that cannot be read as
-such is set aside and forgotten. Wall-clock times in seconds since 1970.
+such is set aside and forgotten. A spare file keeps the room for the next record, so that the end of
+a run is kept even when the volume has filled up meanwhile. Wall-clock times in seconds since 1970.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -21,7 +24,13 @@ if TYPE_CHECKING:
 QUIET_S = 60.0
 """The same refusal is said at most this often."""
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""A volume without room, or beyond its quota."""
+
 _FILE = "serve.json"
+_SPARE = "serve.spare"
+_SPARE_BYTES = 16 * 1024
+_MOST_ENDS = 100  # of about 100 bytes: a record always fits into the spare
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 
@@ -157,10 +166,7 @@ class StateDirectory:
             self.run.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            fix = "create it for this user or set gate.state_dir"
-            what = "must be a directory this user may write"
-            fault = Fault("STATE_DIR", f"gate.state_dir {path}", what, error.strerror or "?", fix)
-            raise ApplianceError(ExitCode.CONTAINER, fault) from error
+            raise ApplianceError(ExitCode.CONTAINER, directory_fault(path, error)) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -169,6 +175,7 @@ class StateDirectory:
             fix = "stop it or give this one its own gate.state_dir"
             fault = Fault("STATE_DIR_IN_USE", f"gate.state_dir {path}", what, value, fix)
             raise ApplianceError(ExitCode.CONTAINER, fault) from error
+        self._remove_unfinished()
 
     def load(self) -> Record:
         """Read the record; a file that is none is set aside and an empty record returned."""
@@ -180,28 +187,90 @@ class StateDirectory:
             self.file.replace(self.file.with_suffix(".bad"))
             return Record()
 
-    def save(self, record: Record) -> None:
-        """Write the record whole or not at all.
+    def reserve(self) -> None:
+        """Write the spare anew, so that the next record has its room whatever else is written.
+
+        Raises:
+            OSError: If the volume has no room for it.
+        """
+        write_atomically(self.path / _SPARE, " " * _SPARE_BYTES)
+
+    def save(self, record: Record, *, spare: bool = True) -> None:
+        """Write the record whole or not at all; into the spare's room if there is no other.
+
+        Args:
+            record: What to keep.
+            spare: The spare may be used up.
 
         Raises:
             OSError: If the directory cannot be written.
         """
-        kept = replace(record, ends=record.ends[-100:])
-        write_atomically(self.file, json.dumps(asdict(kept), indent=1) + "\n")
+        kept = replace(record, ends=record.ends[-_MOST_ENDS:])
+        text = json.dumps(asdict(kept), indent=1) + "\n"
+        try:
+            write_atomically(self.file, text)
+        except OSError as error:
+            if not spare or error.errno not in FULL:
+                raise
+            self._save_in_spare(text.encode(), error)
+
+    def _save_in_spare(self, data: bytes, full: OSError) -> None:
+        """Write over the spare's own blocks and give it the record's name."""
+        path = self.path / _SPARE
+        try:
+            with path.open("r+b") as file:
+                if len(data) > os.fstat(file.fileno()).st_size:
+                    raise full
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+                file.truncate(len(data))
+                os.fsync(file.fileno())
+        except FileNotFoundError:
+            raise full from None
+        path.replace(self.file)
+        with contextlib.suppress(OSError):  # the old record and the spare's rest made some room
+            self.reserve()
+
+    def _remove_unfinished(self) -> None:
+        """Remove what runs left that were killed while they wrote; only the lock's holder may."""
+        for folder in (self.path, self.run):
+            for name in ("serve", "last_run", "admin"):
+                for path in folder.glob(f"{name}.*.tmp"):
+                    with contextlib.suppress(OSError):
+                        path.unlink()
 
     def close(self) -> None:
         """Let the next appliance have it."""
         os.close(self._lock)
 
 
+def directory_fault(path: Path, error: OSError) -> Fault:
+    """Return why a directory cannot hold the state: no room, or not this user's."""
+    what, fix = "must be a directory this user may write", "create it for this user"
+    if error.errno in FULL or error.errno == errno.EFBIG:
+        what, fix = "must take small files", "free space on the volume"
+    value, fix = error.strerror or str(error), f"{fix} or set gate.state_dir"
+    return Fault("STATE_DIR", f"gate.state_dir {path}", what, value, fix)
+
+
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file by a new one that is on the disk before it has the name."""
+    """Replace a file by a new one that is on the disk before it has the name.
+
+    Raises:
+        OSError: If it cannot be written; nothing is left of it then.
+    """
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def boot_id() -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from small_volume import SmallVolume, small_volume
 
 from appliance.errors import ApplianceError, ExitCode
 from appliance.serve import state
@@ -160,3 +162,73 @@ def test_host_action_is_required_until_the_process_or_the_boot_is_gone(
 )
 def test_rc_025_reboot_under_a_run_is_noticed(record: Record, boot: str, expected: bool) -> None:
     assert state.rebooted(record, boot_id=boot) is expected
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Iterator[SmallVolume]:
+    """A file system of 128 KiB."""
+    with small_volume(tmp_path / "volume", "128k") as made:
+        yield made
+
+
+LARGEST = Record(ends=tuple(End(1764486000.1 + n, 41, "ENGINE_DIED") for n in range(100)))
+
+
+@pytest.mark.parametrize(
+    ("record", "times"), [(WHOLE, 3), (LARGEST, 1)], ids=["again and again", "of a hundred ends"]
+)
+def test_record_is_kept_on_a_full_volume(volume: SmallVolume, record: Record, times: int) -> None:
+    directory = StateDirectory(volume.path)
+    directory.reserve()
+    directory.save(Record())
+
+    for _ in range(times):
+        volume.fill()
+        directory.save(record)
+        assert directory.load() == record
+        directory.save(Record())
+        assert directory.load() == Record()
+    directory.close()
+    assert list(volume.path.glob("*.tmp")) == []
+
+
+def test_full_volume_has_no_room_to_begin_a_run_and_keeps_its_record(volume: SmallVolume) -> None:
+    directory = StateDirectory(volume.path)
+    directory.reserve()
+    directory.save(WHOLE)
+    volume.fill()
+
+    with pytest.raises(OSError, match="No space left"):
+        directory.reserve()
+    with pytest.raises(OSError, match="No space left"):
+        directory.save(Record(), spare=False)
+
+    assert directory.load() == WHOLE
+    assert list(volume.path.glob("*.tmp")) == []
+    directory.save(Record())  # the spare of the run before is still whole
+    assert directory.load() == Record()
+    directory.close()
+
+
+def test_full_volume_without_a_spare_says_so(volume: SmallVolume) -> None:
+    directory = StateDirectory(volume.path)
+    directory.save(WHOLE)
+    volume.fill()
+
+    with pytest.raises(OSError, match="No space left"):
+        directory.save(Record())
+
+    assert directory.load() == WHOLE
+    directory.close()
+
+
+def test_what_killed_runs_were_writing_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    unfinished = [tmp_path / name for name in ("serve.7.tmp", "last_run.7.tmp", "run/admin.7.tmp")]
+    others = [tmp_path / "serve.json", tmp_path / "gate.7.tmp"]
+    for path in (*unfinished, *others):
+        path.touch()
+
+    StateDirectory(tmp_path).close()
+
+    assert [path.exists() for path in (*unfinished, *others)] == [False] * 3 + [True] * 2
