@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from appliance.errors import ApplianceError, ExitCode, Fault
-from appliance.serve.diagnose import Diagnosis, Observation, diagnose, diagnose_hang, hang_of
-from appliance.serve.diagnose_rules import BROADCAST_WAIT
+from appliance.serve.diagnose import (
+    Diagnosis,
+    Observation,
+    diagnose,
+    diagnose_hang,
+    hang_of,
+    telling,
+)
+from appliance.serve.diagnose_rules import BROADCAST_WAIT, RULES
+from appliance.serve.last_run import LastRun, killed_run, parse_fault, read_last_run
 from appliance.serve.remedy import Advice, advise, patch_of
 from healthchecks.probes import DEFAULT_STATE_DIR
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Sequence
 
 HELP = "name the cause behind an engine log"
 LARGEST_LOG = 64 * 1024**2
 ENDED = "ENGINE_FAILED"
 UNNAMED = frozenset({ENDED, "UNKNOWN"})
+LAST_LINES = 10
+
+_NAMED_BY_LINES = frozenset(rule.code for rule in RULES)
+_ENGINE_ENDS = frozenset({ENDED, "ENGINE_DIED"})
+_PORT_CLOSED = "keep its port open"
+_LOG_LINE = re.compile(
+    r"^(?:\([^)]*\) |\S+ |\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[ :]"
+    r"|^Traceback \(|^[\w.]+(?:Error|Exception): |^error\[[A-Z0-9_]+\] |\(\w+ pid=\d+\)"
+)
 
 
 def configure(parser: ArgumentParser) -> None:
@@ -44,25 +64,47 @@ def run(arguments: Namespace) -> int:
     Raises:
         ApplianceError: 2 if there is no log to read.
     """
-    lines, returncode, said = _read(arguments)
+    last = _read(arguments)
     if arguments.exit_code is not None:
-        returncode = arguments.exit_code
-    diagnosis = _diagnose(lines, returncode, said)
-    advice = advise(diagnosis, lines)
-    if arguments.json:
-        sys.stdout.write(json.dumps(_json(diagnosis, advice, said)) + "\n")
+        last = replace(last, returncode=arguments.exit_code)
+    diagnosis = None if arguments.log is not None else killed_run(_folder(arguments), last.at)
+    if diagnosis is None:
+        diagnosis = _diagnose(last)
     else:
-        sys.stdout.write(render_diagnosis(diagnosis, advice, said))
+        last = LastRun(())
+    advice = advise(diagnosis, last.lines)
+    shown = () if diagnosis.code in _NAMED_BY_LINES else telling(last.lines)[-LAST_LINES:]
+    if arguments.json:
+        sys.stdout.write(json.dumps(_json(diagnosis, advice, last.message, shown)) + "\n")
+    else:
+        sys.stdout.write(render_diagnosis(diagnosis, advice, last.message, shown))
     return 1 if diagnosis.code in UNNAMED else 0
 
 
-def _diagnose(lines: tuple[str, ...], returncode: int | None, said: str) -> Diagnosis:
-    """Name the cause; of an engine that waited for itself, what was seen of it while it did."""
-    diagnosis = diagnose(lines, returncode=returncode)
-    if diagnosis.code != ENDED or not any(map(BROADCAST_WAIT.search, lines)):
+def _folder(arguments: Namespace) -> Path:
+    return Path(arguments.state_dir)
+
+
+def _diagnose(last: LastRun) -> Diagnosis:
+    """Name the cause: of an engine that the appliance ended, what the appliance had against it."""
+    own = _named_by_run(last.fault)
+    if own is not None and own.code == "DRAIN_TIMEOUT":
+        return own  # the engine was well, whatever it wrote when it was ended
+    diagnosis = diagnose(last.lines, returncode=last.returncode)
+    if diagnosis.code != ENDED:
         return diagnosis
-    seen = hang_of(lines, said)
-    return seen or diagnose_hang(lines, Observation())
+    waited = any(map(BROADCAST_WAIT.search, last.lines))
+    seen = hang_of(last.lines, last.message)
+    if seen is not None and (waited or seen.code not in UNNAMED):
+        return seen
+    return diagnose_hang(last.lines, Observation()) if waited else own or diagnosis
+
+
+def _named_by_run(fault: Fault | None) -> Diagnosis | None:
+    """Return the run's own cause, None if all it knew was that the engine had ended."""
+    if fault is None or (fault.code in _ENGINE_ENDS and _PORT_CLOSED not in fault.what):
+        return None
+    return Diagnosis(fault.code, fault.what, fault.fix, (fault.value,))
 
 
 def engine_lines(text: str) -> tuple[str, ...]:
@@ -71,7 +113,9 @@ def engine_lines(text: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line)
 
 
-def render_diagnosis(diagnosis: Diagnosis, advice: Advice, said: str) -> str:
+def render_diagnosis(
+    diagnosis: Diagnosis, advice: Advice, said: str, shown: Sequence[str] = ()
+) -> str:
     """Return the diagnosis for people; each change is YAML for the configuration file."""
     lines = [f"{diagnosis.code}: {diagnosis.what}"]
     lines += [f"  evidence: {line}" for line in diagnosis.evidence]
@@ -84,6 +128,7 @@ def render_diagnosis(diagnosis: Diagnosis, advice: Advice, said: str) -> str:
         lines.append(f"  change: {section}: {{{inside}}}")
     if said:
         lines.append(f"  the run said: {said}")
+    lines += ["  the engine's last lines:", *(f"    {line}" for line in shown)] if shown else []
     return "\n".join(lines) + "\n"
 
 
@@ -105,27 +150,53 @@ def _engine_line(line: str) -> str:
         return text
 
 
-def _read(
-    arguments: Namespace,
-) -> tuple[tuple[str, ...], int | None, str]:
-    """Return lines, exit status and message of the run, as far as they are known."""
-    path = Path(arguments.state_dir) / "last_run.json"
+def _read(arguments: Namespace) -> LastRun:
+    """Return what is known of the run."""
+    if arguments.log is not None:
+        return _read_log(arguments.log)
+    folder = _folder(arguments)
     try:
-        if arguments.log == "-":
-            return engine_lines(sys.stdin.read(LARGEST_LOG)), None, ""
-        if arguments.log is not None:
-            path = Path(arguments.log)
-            with path.open(encoding="utf-8", errors="replace") as file:
-                return engine_lines(file.read(LARGEST_LOG)), None, ""
-        last = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-        return tuple(last["lines"]), last["returncode"], str(last["message"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        what, fix = "must be the log of an engine", "name a log with --log FILE"
-        fault = Fault("NO_LOG", str(path), what, str(error), fix)
-        raise ApplianceError(ExitCode.USAGE, fault) from error
+        return read_last_run(folder)
+    except FileNotFoundError as error:
+        if killed_run(folder, 0.0) is not None:
+            return LastRun(())
+        raise _no_log(str(folder), "no run that failed there") from error
+    except (OSError, ValueError) as error:
+        raise _no_log(str(folder), str(error)) from error
 
 
-def _json(diagnosis: Diagnosis, advice: Advice, said: str) -> dict[str, object]:
+def _read_log(name: str) -> LastRun:
+    """Return the engine's lines of a log, and the last message of ours in it."""
+    try:
+        if name == "-":
+            text = sys.stdin.read(LARGEST_LOG)
+        else:
+            with Path(name).open(encoding="utf-8", errors="replace") as file:
+                text = file.read(LARGEST_LOG)
+    except (OSError, ValueError) as error:
+        raise _no_log(name, str(error)) from error
+    lines = engine_lines(text)
+    said = next((line for line in reversed(lines) if parse_fault(line)), "")
+    if not lines or not text.strip():
+        raise _no_log(name, "no line of an engine" if text.strip() else "nothing in it")
+    if diagnose(lines).code == ENDED and not any(map(_is_log_line, text.splitlines())):
+        raise _no_log(name, f"{len(lines)} lines and none of a log")
+    engine = tuple(line for line in lines if not parse_fault(line))
+    return LastRun(engine, message=said, fault=parse_fault(said))
+
+
+def _is_log_line(line: str) -> bool:
+    return bool(_LOG_LINE.search(line)) or _engine_line(line) != line
+
+
+def _no_log(where: str, value: str) -> ApplianceError:
+    what, fix = "must be the log of an engine", "name a log with --log FILE"
+    return ApplianceError(ExitCode.USAGE, Fault("NO_LOG", where, what, value, fix))
+
+
+def _json(
+    diagnosis: Diagnosis, advice: Advice, said: str, shown: Sequence[str]
+) -> dict[str, object]:
     return {
         "code": diagnosis.code,
         "what": diagnosis.what,
@@ -136,4 +207,5 @@ def _json(diagnosis: Diagnosis, advice: Advice, said: str) -> dict[str, object]:
         "memory": advice.equation,
         "changes": [patch_of(change) for change in advice.changes],
         "run": said,
+        "lines": list(shown),
     }

@@ -12,6 +12,7 @@ from appliance.serve.diagnose_rules import (
     CAPTURE_MARK,
     EXCEPTION,
     GENERIC,
+    NOISE,
     RULES,
     Rule,
 )
@@ -39,12 +40,13 @@ _HANGS: Mapping[str, tuple[str, str]] = {
     ),
     "UNKNOWN": (
         "the engine makes no progress and nothing tells why",
-        "keep the log and run `appliance doctor` on it; report it",
+        "read its last lines, which `appliance doctor` prints; report them",
     ),
 }
 """What may be behind an engine that waits for itself, and what to do."""
 
 _IDLE_POWER_SHARE = 0.3
+OWN_END = "the engine ended by itself"
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def diagnose_start_timeout(lines: Sequence[str], observation: Observation) -> Di
         "START_TIMEOUT",
         "the engine gave no answer within startup.timeout",
         "raise startup.timeout, or put the checkpoint on faster storage",
-        tuple(lines[-EVIDENCE_LINES:]),
+        telling(lines)[-EVIDENCE_LINES:],
     )
 
 
@@ -154,7 +156,7 @@ def diagnose_hang(lines: Sequence[str], observation: Observation) -> Diagnosis:
         return _hang("STALLED_COLLECTIVE", *evidence, seen)
     if 0 < len(busy) < len(observation.ranks):
         return _hang("STUCK_KERNEL", *evidence, f"rank {busy[0].rank} alone is busy")
-    return _hang("UNKNOWN", *(evidence or tuple(lines[-1:])))
+    return _hang("UNKNOWN", *(evidence or telling(lines)[-1:]))
 
 
 def _hang(code: str, *evidence: str) -> Diagnosis:
@@ -186,6 +188,11 @@ def gpu_fault_in(line: str) -> Diagnosis | None:
         if found is not None:
             return found
     return None
+
+
+def telling(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the lines without those that every run has: requests served, leaks at the end."""
+    return tuple(line for line in lines if not NOISE.search(line))
 
 
 def root_cause(lines: Sequence[str]) -> str | None:
@@ -227,13 +234,10 @@ def _apply(rule: Rule, lines: Sequence[str], returncode: int | None) -> Diagnosi
 def _unnamed(lines: Sequence[str], returncode: int | None) -> Diagnosis:
     cause = root_cause(lines)
     status = _status_text(returncode)
-    evidence = (cause, status) if cause is not None else (*lines[-1:], status)
-    return Diagnosis(
-        "ENGINE_FAILED",
-        "the engine ended by itself",
-        "read its lines above; `appliance doctor` prints the last of them",
-        evidence,
-    )
+    evidence = (cause, status) if cause is not None else (*telling(lines)[-1:], status)
+    ended = "no line of the engine names a cause" if returncode is None else OWN_END
+    fix = "read its last lines, which `appliance doctor` prints"
+    return Diagnosis("ENGINE_FAILED", ended, fix, evidence)
 
 
 def _status_text(returncode: int | None) -> str:

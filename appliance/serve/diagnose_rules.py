@@ -270,4 +270,8 @@ RULES: tuple[Rule, ...] = (
 BROADCAST_WAIT = _re(r"No available shared memory broadcast block")
 CAPTURE_MARK = _re(r"Capturing CUDA graph")
 GENERIC = _re(r"Engine core initialization failed|EngineDeadError|See root cause above")
+NOISE = _re(
+    r'resource_tracker|"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) \S+ HTTP/|^\s*warnings\.warn\('
+    r"|Avg prompt throughput|destroy_process_group"
+)
 EXCEPTION = _re(r"(?:^|[\s\]])(?P<text>[A-Za-z_][\w.]*(?:Error|Exception|Fault): .+)$")

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from appliance.serve.handoff import Handoff
 from appliance.serve.judge import judge_start
 from appliance.serve.keys import read_keys
 from appliance.serve.ladder import Settings
+from appliance.serve.last_run import LAST_RUN_FILE
 from appliance.serve.metrics import package_version
 from appliance.serve.observe import observe, oom_kills
 from appliance.serve.outside import Ended, Launch, Outside
@@ -45,9 +46,6 @@ if TYPE_CHECKING:
 
 ADMIN_FILE = "admin.json"
 """In the run directory: where the admin port listens, for probes that are not told."""
-
-LAST_RUN_FILE = "last_run.json"
-"""In the state directory: how the last run ended, with the engine's last lines, for `doctor`."""
 
 _COUNTED = frozenset(
     {
@@ -281,6 +279,7 @@ def _finish(run: _Run, ended: Ended) -> None:
             "exit_code": int(ended.exit_code),
             "code": code,
             "message": "" if ended.fault is None else str(ended.fault),
+            "fault": None if ended.fault is None else asdict(ended.fault),
             "returncode": ended.returncode,
             "lines": ended.tail,
         }

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """A volume without room, or beyond its quota."""
 
 _FILE = "serve.json"
+_LOCK = "lock"
 _SPARE = "serve.spare"
 _SPARE_BYTES = 16 * 1024
 _MOST_ENDS = 100  # of about 100 bytes: a record always fits into the spare
@@ -150,6 +152,34 @@ def rebooted(record: Record, *, boot_id: str) -> bool:
     )
 
 
+_NO_RECORD = (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+
+def read_record(folder: Path) -> Record:
+    """Return the record without touching it, an empty one if there is none to read."""
+    try:
+        return _parse(json.loads((folder / _FILE).read_text(encoding="utf-8")))
+    except _NO_RECORD:
+        return Record()
+
+
+def is_held(folder: Path) -> bool:
+    """Tell whether an appliance runs on the directory; True where nobody may ask."""
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 class StateDirectory:
     """The directory, held by one appliance at a time."""
 
@@ -164,11 +194,11 @@ class StateDirectory:
         self.file = path / _FILE
         try:
             self.run.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ApplianceError(ExitCode.CONTAINER, directory_fault(path, error)) from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self._lock)
         except OSError as error:
             os.close(self._lock)
             what, value = "must belong to one appliance at a time", "another one runs"
@@ -183,7 +213,7 @@ class StateDirectory:
             return _parse(json.loads(self.file.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return Record()
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except _NO_RECORD:
             self.file.replace(self.file.with_suffix(".bad"))
             return Record()
 
@@ -271,6 +301,16 @@ def write_atomically(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _lock(descriptor: int) -> None:
+    """Take the lock; who only asks whether it is held has it for a moment (`is_held`)."""
+    for _ in range(5):
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+    return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def boot_id() -> str:

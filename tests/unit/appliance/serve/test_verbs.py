@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from appliance.cli import main
 from appliance.commands.doctor import engine_lines
 from appliance.commands.status import render_status
+from appliance.errors import Fault
+from appliance.serve.state import End, Record, Running, StateDirectory, boot_id
 
 STATUS = {
     "phase": "ready",
@@ -144,7 +147,7 @@ def test_doctor_reads_what_the_last_run_left(verb: Verb, tmp_path: Path) -> None
 
 
 def test_doctor_without_a_name_for_it_ends_with_1(verb: Verb, tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("all is well\n")
+    (tmp_path / "log").write_text("INFO all is well\n")
 
     code, out, _ = verb("doctor", "--log", str(tmp_path / "log"), "--exit-code", "3")
 
@@ -158,6 +161,122 @@ def test_doctor_without_a_log_is_a_usage_error(verb: Verb, tmp_path: Path) -> No
 
     assert code == 2
     assert err.startswith("error[NO_LOG]")
+
+
+@pytest.mark.parametrize(
+    ("content", "value"),
+    [
+        ("", "nothing in it"),
+        (" \n\n", "nothing in it"),
+        ("version: 1\nlogging: {format: json, level: INFO}\n", "2 lines and none of a log"),
+        ("\x00\x01ELF", "1 lines and none of a log"),
+    ],
+    ids=["empty", "blank", "YAML", "binary"],
+)
+def test_doctor_on_a_file_that_is_no_log_says_so(
+    verb: Verb, tmp_path: Path, content: str, value: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_text(content)
+
+    code, out, err = verb("doctor", "--log", str(path))
+
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error[NO_LOG] {path}: must be the log of an engine, got {value};")
+
+
+def write_last(folder: Path, fault: Fault, exit_code: int, lines: list[str], at: float) -> None:
+    last = {"at": at, "exit_code": exit_code, "code": fault.code, "message": str(fault)}
+    last |= {"fault": asdict(fault), "returncode": -9, "lines": lines}
+    (folder / "last_run.json").write_text(json.dumps(last))
+
+
+LATE = Fault("DRAIN_TIMEOUT", "drain", "requests must end within 1 s", "2 in flight", "raise it")
+STILL = Fault("ENGINE_STALLED", "engine", "it must move", "none for 5 s; UNKNOWN: x", "a; b")
+SHUT = Fault("ENGINE_DIED", "engine", "the engine must keep its port open", "it closed 5 s", "a")
+NO_CANARY = Fault("CANARY_NAN", "engine", "the answers must be numbers", "NaN", "b")
+NOISE = [
+    'INFO:     127.0.0.1:50000 - "GET /metrics HTTP/1.1" 200 OK',
+    "/usr/lib/python3.11/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: x",
+    "  warnings.warn('resource_tracker: There appear to be %d '",
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "exit_code", "line"),
+    [
+        (LATE, 50, "ERROR Worker proc VllmWorker-0 died unexpectedly"),
+        (STILL, 43, "INFO last"),
+        (SHUT, 41, "INFO last"),
+        (NO_CANARY, 40, "INFO last"),
+    ],
+    ids=["drain", "stall", "port", "canary"],
+)
+def test_doctor_names_what_the_appliance_ended_the_engine_for(
+    verb: Verb, tmp_path: Path, fault: Fault, exit_code: int, line: str
+) -> None:
+    write_last(tmp_path, fault, exit_code, [line, *NOISE], at=100.0)
+
+    code, out, _ = verb("doctor", "--state-dir", str(tmp_path), "--json")
+
+    found = json.loads(out)
+    assert (code, found["code"], found["what"]) == (0, fault.code, fault.what)
+    assert (found["fix"], found["evidence"]) == (fault.fix, [fault.value])
+    assert found["lines"] == [line]
+
+
+def test_doctor_prints_the_last_lines_of_an_engine_that_ended_by_itself(
+    verb: Verb, tmp_path: Path
+) -> None:
+    died = Fault("ENGINE_DIED", "engine", "must run until it is told to stop", "x", "y")
+    lines = [f"INFO line {n}" for n in range(20)]
+    write_last(tmp_path, died, 41, [*lines, *NOISE], at=100.0)
+
+    code, out, _ = verb("doctor", "--state-dir", str(tmp_path))
+
+    assert code == 1
+    assert out.startswith("ENGINE_FAILED: the engine ended by itself\n  evidence: INFO line 19\n")
+    assert out.endswith("the engine's last lines:\n    " + "\n    ".join(lines[-10:]) + "\n")
+
+
+def test_doctor_takes_the_cause_out_of_the_log_of_the_container(verb: Verb, tmp_path: Path) -> None:
+    events = '{"time": "t", "level": "info", "event": "engine", "line": "INFO serving"}'
+    (tmp_path / "log").write_text(f"{events}\n{LATE}\n")
+
+    code, out, _ = verb("doctor", "--log", str(tmp_path / "log"), "--json")
+
+    found = json.loads(out)
+    assert (code, found["code"], found["evidence"]) == (0, "DRAIN_TIMEOUT", ["2 in flight"])
+    assert found["lines"] == ["INFO serving"]
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (Record(running=Running(200.0, boot_id())), "UNCLEAN_STOP"),
+        (Record(running=Running(200.0, "another boot")), "UNCLEAN_REBOOT"),
+        (Record(ends=(End(200.0, 0, "UNCLEAN_STOP"),)), "UNCLEAN_STOP"),
+        (Record(ends=(End(50.0, 0, "UNCLEAN_STOP"),)), "DRAIN_TIMEOUT"),
+        (Record(), "DRAIN_TIMEOUT"),
+    ],
+    ids=["killed", "host down", "found by the next start", "long ago", "clean"],
+)
+@pytest.mark.parametrize("older", [True, False], ids=["with older lines", "without"])
+def test_doctor_names_a_run_that_was_killed_after_the_lines_it_has(
+    verb: Verb, tmp_path: Path, record: Record, expected: str, older: bool
+) -> None:
+    directory = StateDirectory(tmp_path)
+    directory.save(record)
+    if older or expected == "DRAIN_TIMEOUT":
+        write_last(tmp_path, LATE, 50, ["INFO x"], at=100.0)
+    if record.running is not None:
+        assert verb("doctor", "--state-dir", str(tmp_path))[0] == (0 if older else 2)  # it runs
+    directory.close()
+
+    code, out, _ = verb("doctor", "--state-dir", str(tmp_path), "--json")
+
+    assert (code, json.loads(out)["code"]) == (0, expected)
+    assert StateDirectory(tmp_path).load() == record
 
 
 def test_engine_lines_are_taken_out_of_either_form_of_the_event_log() -> None:
