@@ -103,7 +103,7 @@ def _geometry(config: ModelConfig, family: Family, recurrent_at: frozenset[int])
         hidden_size=hidden,
         intermediate_size=config.count("intermediate_size"),
         num_heads=heads,
-        num_kv_heads=_divisor(config, "num_key_value_heads", heads, "num_attention_heads"),
+        num_kv_heads=config.integer("num_key_value_heads", heads),
         head_dim=config.integer("head_dim", family.head_dim or max(1, hidden // heads)),
         vocab_size=config.integer("vocab_size"),
         max_position=config.context_limit(family.max_position),
@@ -119,15 +119,6 @@ def _geometry(config: ModelConfig, family: Family, recurrent_at: frozenset[int])
         recurrent_at=tuple(sorted(recurrent_at)),
         recurrent_sizes=_recurrent_sizes(config) if recurrent_at else (0, 0, 0),
     )
-
-
-def _divisor(config: ModelConfig, key: str, heads: int, of: str) -> int:
-    """Return a number of heads that others share, each as many; `heads` where none is stated."""
-    shared = config.integer(key, heads)
-    if heads % shared:
-        what, fix = f"a divisor of {of}, {heads}", "repair the checkpoint's config.json"
-        raise refuse("E_CONFIG", f"{config.path} {key}", what, str(shared), fix)
-    return shared
 
 
 def _experts(config: ModelConfig) -> int:
@@ -173,9 +164,14 @@ def _moe_layers(config: ModelConfig, family: Family) -> frozenset[int]:
 
 def _state(config: ModelConfig) -> tuple[int, int, tuple[int, int]]:
     """Return numbers of state and of convolution state of one layer, and (key, value) heads."""
-    value_heads = config.integer("linear_num_value_heads")
-    config.integer("linear_num_key_heads")  # this one has no default
-    key_heads = _divisor(config, "linear_num_key_heads", value_heads, "linear_num_value_heads")
+    key_heads, value_heads = (
+        config.integer("linear_num_key_heads"),
+        config.integer("linear_num_value_heads"),
+    )
+    if value_heads % key_heads:
+        where, fix = f"{config.path} linear_num_key_heads", "repair the checkpoint's config.json"
+        what = f"a divisor of linear_num_value_heads, {value_heads}"
+        raise refuse("E_CONFIG", where, what, str(key_heads), fix)
     key_dim, value_dim = (
         config.integer("linear_key_head_dim"),
         config.integer("linear_value_head_dim"),

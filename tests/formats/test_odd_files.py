@@ -124,3 +124,15 @@ def test_mxfp4_scales_are_checked_as_others_are(scale: int, code: str | None) ->
             code,
             "a.weight_scale",
         )
+
+
+def test_key_heads_that_do_not_divide_the_value_heads_are_refused(
+    edit: Edit, codes: Callable[[Path], list[str]]
+) -> None:
+    made = edit("ok_qwen35_gdn_quasar_like")
+    text = made.config["text_config"]
+    assert codes(made.write()) == []
+
+    text["linear_num_key_heads"] = text["linear_num_value_heads"] + 1
+
+    assert codes(made.write()) == ["E_CONFIG"]

@@ -67,14 +67,6 @@ def test_length_of_a_tokenizer_that_says_nothing_is_not_taken(tiny: Tiny, longes
     assert summarize(root).geometry.max_position == 128
 
 
-def test_key_heads_that_do_not_divide_the_heads_are_refused(
-    tiny_of: Callable[[dict[str, object]], Tiny],
-) -> None:
-    made = tiny_of({"num_attention_heads": 4, "num_key_value_heads": 3})
-
-    assert codes_of(made.write()) == {"E_CONFIG"}
-
-
 def test_context_limit_is_at_most_the_tokenizers(tiny: Tiny) -> None:
     root = tiny.write()
     (root / "tokenizer_config.json").write_text('{"model_max_length": 77}')
