@@ -26,6 +26,30 @@ def to_plain(value: Plain) -> Plain:
     return value
 
 
+def check_whole(kind: Plain, plain: Plain, where: str = "") -> None:
+    """Check that a plain value holds every field of `kind` and of its parts, and no other.
+
+    Raises:
+        TypeError: If one is missing or more, with its path.
+    """
+    origin: Plain = typing.get_origin(kind)
+    inner = typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if plain is not None:
+            check_whole(next(each for each in inner if each is not type(None)), plain, where)
+    elif is_dataclass(kind) and isinstance(kind, type) and isinstance(plain, Mapping):
+        parts = typing.cast("Mapping[str, Plain]", plain)
+        hints, prefix = typing.get_type_hints(kind), f"{where}." if where else ""
+        for name in sorted(hints.keys() ^ parts.keys()):
+            raise TypeError(f"{prefix}{name} is {'missing' if name in hints else 'no part of it'}")
+        for name, member in parts.items():
+            check_whole(hints[name], member, f"{prefix}{name}")
+    elif origin is tuple and isinstance(plain, list):
+        members: list[Plain] = typing.cast("Plain", plain)
+        for number, member in enumerate(members):
+            check_whole(inner[0], member, f"{where}[{number}]")
+
+
 def from_plain(kind: type[T], plain: Mapping[str, Any]) -> T:
     """Build `kind` of the mapping that `to_plain` made of it; keys it does not know are dropped.
 

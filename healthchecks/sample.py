@@ -26,6 +26,7 @@ from healthchecks.facts import (
     ThermalFacts,
     XidFacts,
 )
+from healthchecks.sample_shape import FACT_OF, check_shape, reason_name
 
 SCHEMA = "v100-health-sample/1"
 _MIB = 1024**2
@@ -45,10 +46,6 @@ _NUMA = re.compile(r"numa|socket", re.IGNORECASE)
 _AWAY = re.compile(r"remote|different|other|cross|wrong|not local|far", re.IGNORECASE)
 
 
-_MALFORMED = (AttributeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError)
-"""What reading a part of the wrong kind raises."""
-
-
 class SampleError(ValueError):
     """The file is no machine state of this kind."""
 
@@ -62,14 +59,15 @@ def facts_of_sample(record: Record) -> tuple[HostFacts, tuple[str, ...]]:
     UUIDs are made up of the indexes (`GPU-0`): records carry none.
 
     Raises:
-        SampleError: If it has another schema or lacks a part.
+        SampleError: If it has another schema, lacks a part, or holds one that cannot be read.
     """
     if record.get("schema") != SCHEMA:
         raise SampleError(f"schema {SCHEMA} is needed, got {record.get('schema')!r}")
     try:
-        return _host(record), tuple(f"GPU-{int(index)}" for index in record["plan_gpus"])
-    except _MALFORMED as error:
-        raise SampleError(f"not a whole record: {error!r}") from error
+        check_shape(record)
+        return _host(record), tuple(f"GPU-{index}" for index in record["plan_gpus"])
+    except (ValueError, ArithmeticError) as error:
+        raise SampleError(f"not a whole record: {error}") from error
 
 
 def _host(record: Record) -> HostFacts:
@@ -130,7 +128,7 @@ def _two_numbers(text: str) -> tuple[int, int]:
     return int(major), int(minor or 0)
 
 
-def _flag(word: str | None) -> bool | None:
+def _flag(word: str | bool | None) -> bool | None:
     return None if word is None else str(word).lower() in ("enabled", "yes", "on", "true")
 
 
@@ -171,14 +169,8 @@ def _thermal(item: Record) -> ThermalFacts:
         shutdown_c=temps.get("shutdown"),
         gpu_max_c=temps.get("gpu_max"),
         hbm_max_c=temps.get("hbm_max"),
-        reasons=None if reasons is None else tuple(_reason(str(reason)) for reason in reasons),
+        reasons=None if reasons is None else tuple(reason_name(str(reason)) for reason in reasons),
     )
-
-
-def _reason(text: str) -> str:
-    """Return a clock-limit reason as live reads spell it; tools print it in several ways."""
-    name = re.sub(r"[^a-z]+", "_", text.lower()).strip("_")
-    return "hw_power_brake" if name.startswith("hw_power_brake") else name
 
 
 def _power(item: Record, errors: Mapping[str, str]) -> PowerFacts:
@@ -187,7 +179,7 @@ def _power(item: Record, errors: Mapping[str, str]) -> PowerFacts:
         limit_w=item.get("limit"),
         default_w=item.get("default"),
         min_w=item.get("min"),
-        failed_reads=3 if any(key.startswith("power") for key in errors) else 0,
+        failed_reads=3 if any(FACT_OF[key] == "power.draw_w" for key in errors) else 0,
     )
 
 
@@ -197,10 +189,9 @@ def _lane(item: Record) -> LinkFacts:
 
 def _statuses(errors: Mapping[str, str]) -> dict[str, str]:
     """Name what a tool printed in place of a value, in the words of live reads."""
-    names = {"power.draw": "power.draw_w", "volatile_dbe": "ecc.volatile_dbe"}
     found: dict[str, str] = {}
     for key, text in errors.items():
-        found[names.get(key, key)] = "gpu_is_lost" if _LOST.search(text) else f"error: {text}"
+        found[FACT_OF[key]] = "gpu_is_lost" if _LOST.search(text) else f"error: {text}"
     return found
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from healthchecks.codec import from_plain, to_plain
+from healthchecks.codec import check_whole, from_plain, to_plain
 from healthchecks.facts import GpuFacts, HostFacts, PairFacts
 from healthchecks.plan import GatePlan, Kind
 from healthchecks.sample import SCHEMA as SAMPLE_SCHEMA
 from healthchecks.sample import SampleError, facts_of_sample
+from healthchecks.sample_shape import REASONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,8 +37,29 @@ _NAMING = (
 MAX_NUMBER = 2**64
 """Above every counter of the driver; larger numbers of a record come from no machine."""
 
+_OUTCOMES = re.compile("ok|mismatch|hang|crash|error|no_access")
+WORDS = {
+    "compute_mode": re.compile("default|exclusive_thread|prohibited|exclusive_process"),
+    "functional": _OUTCOMES,
+    "collective": _OUTCOMES,
+    "collective_no_p2p": _OUTCOMES,
+    "topology": re.compile(r"INTERNAL|PIX|PXB|PHB|NODE|SYS|(NV)?\d+"),
+    "log": re.compile("read|unavailable|not_asked"),
+    "reasons": re.compile("|".join(sorted(REASONS))),
+}
+"""Facts whose faults are known by one spelling, and every word they may have."""
+
 MAY_BE_NEGATIVE = frozenset({"numa_node", "gpu_c", "hbm_c"})
 """Facts that are no counts: the kernel says -1 for no NUMA node, and it may freeze."""
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """What `record_text` writes."""
+
+    schema: str
+    plan_gpus: tuple[str, ...]
+    facts: HostFacts
 
 
 def load_state(path: Path) -> tuple[HostFacts, tuple[str, ...], bool]:
@@ -47,41 +69,61 @@ def load_state(path: Path) -> tuple[HostFacts, tuple[str, ...], bool]:
         SampleError: If the file is unreadable, too large, no JSON, or of another schema.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_RECORD_BYTES + 1)  # a device has no size and no end
-        if len(content) > MAX_RECORD_BYTES:
-            raise SampleError(f"{path}: larger than {MAX_RECORD_BYTES} bytes")
-        read = read_json(content.decode("utf-8"))
-    except (OSError, ValueError) as error:
-        raise SampleError(f"{path}: {error}") from error
+        read = read_json(_text_of(path))
+    except OSError as error:
+        raise SampleError((error.strerror or str(error)).lower()) from error
+    except UnicodeDecodeError as error:
+        raise SampleError("bytes that are no UTF-8 text") from error
+    except ValueError as error:
+        raise SampleError(f"no JSON: {error}") from error
     if not isinstance(read, dict):
-        raise SampleError(f"{path}: a JSON object is needed")
+        raise SampleError("JSON that is no object: a JSON object is needed")
     record = cast("Mapping[str, Any]", read)
     schema = record.get("schema")
     if schema == SAMPLE_SCHEMA:
         facts, gpus = facts_of_sample(record)
-        return _checked(path, to_plain(facts), gpus), gpus, True
+        return _checked(to_plain(facts), gpus), gpus, True
     if schema != RECORD_SCHEMA:
         raise SampleError(
-            f"{path}: schema {SAMPLE_SCHEMA} or {RECORD_SCHEMA} is needed, got {schema!r}"
+            f"schema {json.dumps(schema)}; {SAMPLE_SCHEMA} or {RECORD_SCHEMA} is needed"
         )
     try:
-        gpus = tuple(str(name) for name in record["plan_gpus"])
-        return _checked(path, record["facts"], gpus), gpus, False
-    except (KeyError, TypeError) as error:
-        raise SampleError(f"{path}: not a whole record: {error}") from error
+        check_whole(_Recorded, record)
+        recorded = from_plain(_Recorded, record)
+    except TypeError as error:
+        raise SampleError(f"not a whole record: {error}") from error
+    return _checked(to_plain(recorded.facts), recorded.plan_gpus), recorded.plan_gpus, False
+
+
+def _text_of(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(MAX_RECORD_BYTES + 1)  # a device has no size and no end
+    if len(content) > MAX_RECORD_BYTES:
+        raise OSError(f"larger than {MAX_RECORD_BYTES} bytes")
+    return content.decode("utf-8")
 
 
 def read_json(text: str) -> object:
-    """Parse JSON strictly: no NaN, no infinity, no depth that the parser cannot follow.
+    """Parse JSON strictly: no NaN, no infinity, no name twice, no nesting too deep to follow.
 
     Raises:
         ValueError: If the text is no such JSON.
     """
     try:
-        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        return json.loads(
+            text, parse_constant=_no_number, parse_float=_finite, object_pairs_hook=_once
+        )
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def _once(members: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(members)
+    if len(found) != len(members):
+        names = [name for name, _ in members]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice} is there twice in one object")
+    return found
 
 
 def _no_number(word: str) -> float:
@@ -93,21 +135,38 @@ def _finite(text: str) -> float:
     return value if math.isfinite(value) else _no_number(text)
 
 
-def _checked(path: Path, plain: Mapping[str, Any], gpus: tuple[str, ...]) -> HostFacts:
+def _checked(plain: Mapping[str, Any], gpus: tuple[str, ...]) -> HostFacts:
     """Return the facts when every value has its type and a size that a machine can have.
 
     Raises:
-        SampleError: If one has not, or a GPU of the plan is named twice.
+        SampleError: If one has not, or a GPU or a pair is there twice.
     """
     try:
         facts = from_plain(HostFacts, plain)
         _no_odd_number(to_plain(facts), "facts")
+        _no_odd_word(to_plain(facts), "facts")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise SampleError(f"{path}: not a whole record: {error}") from error
+        raise SampleError(f"not a whole record: {error}") from error
     indexes = [gpu.index for gpu in facts.gpus]
     if len(set(gpus)) != len(gpus) or len(set(indexes)) != len(indexes):
-        raise SampleError(f"{path}: a GPU is listed twice")
+        raise SampleError("a record in which a GPU is listed twice")
+    pairs = [frozenset((pair.a, pair.b)) for pair in facts.pairs]
+    if len(set(pairs)) != len(pairs) or any(len(pair) == 1 for pair in pairs):
+        raise SampleError("a record in which a pair is listed twice, or is one GPU with itself")
     return facts
+
+
+def _no_odd_word(value: object, where: str) -> None:
+    """Refuse a word of a closed list in another spelling: no check would know it as a fault."""
+    if isinstance(value, dict):
+        for key, member in cast("Mapping[str, object]", value).items():
+            if key != "read_status":  # whose keys are names of facts, its words are of reads
+                _no_odd_word(member, key)
+    elif isinstance(value, list):
+        for member in cast("list[object]", value):
+            _no_odd_word(member, where)
+    elif isinstance(value, str) and where in WORDS and not WORDS[where].fullmatch(value):
+        raise ValueError(f"{where} is {json.dumps(value)}, a word that no machine gives")
 
 
 def _no_odd_number(value: object, where: str) -> None:

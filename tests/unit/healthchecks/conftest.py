@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,9 +23,12 @@ from healthchecks.facts import (
     RetiredFacts,
     ThermalFacts,
 )
+from healthchecks.judge import judge
 from healthchecks.plan import GatePlan
 from healthchecks.policy import policy_of
 from healthchecks.registry import run_checks
+from healthchecks.sample import facts_of_sample
+from healthchecks.simulate import plan_as
 from healthchecks.state import State
 
 GIB = 1024**3
@@ -143,3 +147,26 @@ def samples() -> Path:
     if not SAMPLES.is_dir():
         pytest.skip("no shared folder")
     return SAMPLES
+
+
+@pytest.fixture
+def record(samples):
+    """Return a fresh copy of the record of a machine with nothing wrong."""
+    return json.loads((samples / "d01-reference-pass.json").read_text())
+
+
+@pytest.fixture
+def verdicts(machine):
+    """Return the verdicts of a record: single, pp2, tp2 require, tp2 auto."""
+
+    def of(record, evidence=Evidence.LENIENT):
+        facts, uuids = facts_of_sample(record)
+        found = []
+        for kind, p2p in (("single", "auto"), ("pp2", "auto"), ("tp2", "require"), ("tp2", "auto")):
+            policy = machine.plan(kind, {"p2p": {"policy": p2p}}).policy
+            found.append(
+                judge(Context(facts, plan_as(kind, uuids, policy), evidence)).verdict.value
+            )
+        return " ".join(found)
+
+    return of
