@@ -27,6 +27,7 @@ VERBS = {
     "probe": "answer an orchestrator: startup, live or ready",
     "status": "print what a running appliance is doing",
     "doctor": "name the cause behind an engine log",
+    "bundle": "write one archive for whoever helps, without secrets",
     "drain": "stop taking requests and end when the last one is answered",
     "model": "inspect, verify, digest, fetch or import a checkpoint",
     "up": "start the containers that the configuration asks for, and wait until they serve",
