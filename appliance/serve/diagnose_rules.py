@@ -193,7 +193,9 @@ RULES: tuple[Rule, ...] = (
         _SHM_SMALL,
         "set memory.shm_size to 16GiB and recreate the container with `appliance up`",
         _re(
-            r"Bus error|unable to (open|allocate) shared memory"
+            r"Insufficient space in /dev/shm: (?P<required_mib>\d+) MiB\s+required, "
+            r"(?P<free_mib>\d+) MiB free"
+            r"|Bus error|unable to (open|allocate) shared memory"
             r"|No space left on device.*/dev/shm|/dev/shm.*No space left"
         ),
     ),

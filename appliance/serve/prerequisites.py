@@ -1,7 +1,7 @@
 """What the engine needs of the machine and would miss only after minutes of loading.
 
-Its cache directories, a C compiler where Triton builds kernels, and storage that is fast enough for
-the start deadline.
+Shared memory for the queues between its processes, its cache directories, a C compiler where Triton
+builds kernels, and storage that is fast enough for the start deadline.
 """
 
 from __future__ import annotations
@@ -32,6 +32,20 @@ CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 COMPILERS = ("gcc", "clang")
 """What Triton looks for, in its order, unless CC names one."""
 
+SHM = Path("/dev/shm")  # noqa: S108 - where the engine itself makes its queues
+SHM_FIX = (
+    "set memory.shm_size to 16GiB and recreate the container with `appliance up`, "
+    "or give `docker run` --shm-size=16g"
+)
+QUEUE_CHUNKS = 10
+CALL_CHUNK_BYTES = 16 * MIB
+ANSWER_CHUNK_BYTES = 24 * MIB
+"""vLLM 0.27.1: a queue to all workers and one back from each, of so many chunks of so many bytes.
+
+It refuses to make a queue larger than what is free, and takes pages of it only as they are written.
+"""
+
+_TOUCHED_BYTES = MIB  # what the queues made before the largest one have taken by then, and more
 COMPILER_S = 30.0
 READ_BYTES = GIB
 READ_S = 10.0
@@ -56,10 +70,32 @@ def missing_prerequisite(
     plan: LaunchPlan, environ: Mapping[str, str], log: EventLog
 ) -> Fault | None:
     """Return the first thing that the engine would miss, None if nothing is missing."""
-    fault = unwritable_cache(environ)
+    fault = small_shm(plan) or unwritable_cache(environ)
     if fault is None and plan.execution.device == "cuda":
         fault = missing_compiler(environ)
     return slow_storage(plan, log) if fault is None else fault
+
+
+def queue_bytes(ranks: int) -> int:
+    """Return the size of the largest queue of an engine of so many workers."""
+    calls = (CALL_CHUNK_BYTES + 1 + ranks) * QUEUE_CHUNKS
+    return max(calls, (ANSWER_CHUNK_BYTES + 2) * QUEUE_CHUNKS)
+
+
+def small_shm(plan: LaunchPlan, path: Path = SHM) -> Fault | None:
+    """Hold what is free of /dev/shm against the queues; one GPU alone has none."""
+    ranks = plan.parallel.ranks
+    if (plan.execution.device != "cpu" and ranks == 1) or not path.is_dir():
+        return None
+    free, need = shutil.disk_usage(path).free, queue_bytes(ranks) + _TOUCHED_BYTES
+    if free >= need:
+        return None
+    what = f"{_whole_mib(need)} MiB free for the queues between the engine's processes"
+    return Fault("SHM_TOO_SMALL", str(path), what, f"{free // MIB} MiB", SHM_FIX)
+
+
+def _whole_mib(size: int) -> int:
+    return -(-size // MIB)
 
 
 def unwritable_cache(environ: Mapping[str, str]) -> Fault | None:

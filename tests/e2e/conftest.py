@@ -246,6 +246,7 @@ class Starter:
         self, *, ports: tuple[int, int] | None = None, stderr: int | None = None, **settings: Any
     ) -> Running:
         switches, variables = settings.pop("behave", {}), settings.pop("variables", {})
+        under: tuple[str, ...] = settings.pop("under", ())
         port, admin_port = ports or tuple(free_ports(2))
         values = self._defaults | {"port": port, "admin_port": admin_port} | settings
         config, behaviour = self._folder / "appliance.yaml", self._folder / "behaviour.json"
@@ -254,7 +255,7 @@ class Starter:
         log = self._folder / f"log{len(self.begun)}.txt"
         with log.open("w") as file:
             process = subprocess.Popen(
-                (self._python, "-m", "appliance", "serve", "--config", config),
+                (*under, self._python, "-m", "appliance", "serve", "--config", config),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=file if stderr is None else stderr,

@@ -1,4 +1,4 @@
-"""The whole line over the stand-in engine while the state volume has no room."""
+"""The whole line over the stand-in engine while a volume has no room."""
 
 from __future__ import annotations
 
@@ -78,3 +78,18 @@ def test_start_on_a_full_volume_is_refused_with_12_and_counts_as_nothing(
     second = start(state=volume.path)
     second.wait_for("ready", 200)
     assert second.named("serve.unclean_stop") == []
+
+
+def test_shared_memory_of_dockers_default_is_refused_before_the_engine_starts(
+    start: Start, volume: SmallVolume
+) -> None:
+    script = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"'
+    assert volume.path.exists()  # namespaces are allowed here
+    under = ("unshare", "--mount", "--user", "--map-root-user", "sh", "-c", script, "sh")
+
+    running = start(under=under)
+
+    assert running.wait() == 12
+    assert "error[SHM_TOO_SMALL] /dev/shm: 242 MiB free for the" in running.log.read_text()
+    assert "got 64 MiB; set memory.shm_size to 16GiB" in running.log.read_text()
+    assert running.named("engine.start") == []

@@ -34,6 +34,11 @@ BUSY = ENGINE + (
 )
 WAIT = "(APIServer pid=12) INFO [shm_broadcast.py:501] No available shared memory broadcast block found"
 
+QUEUE = (
+    "RuntimeError: Insufficient space in /dev/shm: 160 MiB required, 64 MiB free. Increase "
+    "/dev/shm (e.g. --shm-size or --ipc=host)."
+)
+
 LOGS: dict[str, tuple[str, list[str], int | None]] = {
     "argument": ("ENGINE_ARGUMENT", ["api_server.py: error: unrecognized arguments: --swap-space=4"], 2),
     "value": ("ENGINE_ARGUMENT", ["api_server.py: error: argument --block-size: invalid choice"], 2),
@@ -75,6 +80,7 @@ LOGS: dict[str, tuple[str, list[str], int | None]] = {
     "compiler": ("NO_C_COMPILER", ["RuntimeError: Failed to find C compiler. Please specify via CC"], 1),
     "bf16": ("BFLOAT16", ["ValueError: Bfloat16 is only supported on GPUs with compute capability"], 1),
     "shm full": ("SHM_TOO_SMALL", ["OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'"], 1),
+    "shm of docker": ("SHM_TOO_SMALL", [ENGINE + QUEUE, GENERIC], 1),
     "sigbus": ("SHM_TOO_SMALL", ["nothing special"], -7),
     "disk": ("DISK_FULL", ["OSError: [Errno 28] No space left on device"], 1),
     "file": ("CHECKPOINT_CORRUPT", ["safetensors_rust.SafetensorError: Error while deserializing header"], 1),
@@ -116,6 +122,7 @@ def test_memory_fault_before_capture_is_not_one_of_graphs() -> None:
 
 def test_numbers_in_the_evidence_are_facts() -> None:
     assert diagnose([KV_SHORT]).facts == {"estimated_max_model_len": "40960"}
+    assert diagnose([QUEUE]).facts == {"required_mib": "160", "free_mib": "64"}
     assert diagnose([BUSY]).facts == {"free_gib": "9.21", "total_gib": "15.77"}
 
 
