@@ -1,4 +1,4 @@
-"""Shared by every test folder: GPU tests say why they are skipped."""
+"""Shared by every test folder: GPU tests say why they are skipped, no example has a time limit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).parents[1]
 
 # As `make test` sets it: a plain `pytest` starts scripts under the same rule.
 os.environ["PYTHONSAFEPATH"] = "1"
+
+
+# A busy machine takes its time: hypothesis' own limit is 200 ms an example.
+settings.register_profile(
+    "appliance", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("appliance")
 
 
 def has_gpu() -> bool:
