@@ -11,9 +11,10 @@ MIB = 1024**2
 CARD_BYTES = {16: 16160 * MIB, 32: 32510 * MIB}
 """What NVML reports as total of a V100 sold as 16 or 32 GB, ECC on (the driver keeps the rest)."""
 
-SPELLING = "COUNTxSIZE with COUNT 1 to 8 and SIZE 16GiB or 32GiB, then -nvlink or -p2p"
+MOST_GPUS = 8
+SPELLING = f"COUNTxSIZE with COUNT 1 to {MOST_GPUS} and SIZE 16GiB or 32GiB, then -nvlink or -p2p"
 
-_SPEC = re.compile(r"([1-8])x(16|32)GiB(-nvlink|-p2p)?", re.ASCII)
+_SPEC = re.compile(rf"([1-{MOST_GPUS}])x(16|32)GiB(-nvlink|-p2p)?", re.ASCII)
 
 
 def assumed_host(spec: str) -> HostFacts:

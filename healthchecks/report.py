@@ -61,7 +61,7 @@ class Report:
             "exit_code": self.exit_code,
             "plan": {
                 "kind": self.plan.kind,
-                "gpu_uuids": list(self.plan.uuids) or ["cpu"],
+                "gpu_uuids": list(self.plan.uuids) or ["none" if self.plan.uses_gpu else "cpu"],
                 "p2p_policy": self.plan.policy.p2p,
                 "config_sha256": self.plan.config_sha256,
             },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from healthchecks.facts import HostFacts
 
 DEFAULT_CONFIG = Path("config/appliance.yaml")
+_PLAN_FIX = "name the GPUs to plan for, as in --assume 2x16GiB"
+_SERVE_FIX = (
+    "load the NVIDIA driver on the host and give the container the GPUs by the NVIDIA container "
+    "toolkit, or set execution.device: cpu"
+)
 
 
 @dataclass(frozen=True)
@@ -96,21 +102,33 @@ def check_template(loaded: LoadedConfig, checkpoint: CheckpointSummary) -> None:
         raise ApplianceError(ExitCode.CHECKPOINT_UNSUPPORTED, fault)
 
 
-def machine(loaded: LoadedConfig, assumed: HostFacts | None) -> HostFacts:
+def machine(
+    loaded: LoadedConfig, assumed: HostFacts | None, *, to_serve: bool = False
+) -> HostFacts:
     """Return the facts of this machine, or the assumed ones; the CPU engine needs no GPU.
+
+    Args:
+        loaded: The configuration.
+        assumed: GPUs that are not here; the CPU engine, which uses none, says so and goes on.
+        to_serve: The plan is served here, so that no assumed GPU would help.
 
     Raises:
         ApplianceError: Exit 11, if a GPU is needed and NVML does not answer.
     """
+    if loaded.config.execution.device == "cpu":
+        if assumed is not None:
+            where = loaded.where("execution.device")
+            sys.stderr.write(
+                f"warning {where}: cpu uses no GPU, so that --assume changes nothing\n"
+            )
+        return cpu_host()
     if assumed is not None:
         return assumed
-    if loaded.config.execution.device == "cpu":
-        return cpu_host()
     gate = loaded.config.gate
     try:
         return read_host(timeout_s=gate.timeout, gpu_timeout_s=gate.gpu_timeout)
     except NvmlUnavailable as error:
-        what, fix = "must have readable GPUs", "name the GPUs to plan for, as in --assume 2x16GiB"
+        what, fix = "must have readable GPUs", _SERVE_FIX if to_serve else _PLAN_FIX
         fault = Fault("NO_GPU", "this machine", what, str(error), fix)
         late = error.kind == "timeout"  # nothing was measured, which is not the same as no GPU
         code = ExitCode.GATE_UNKNOWN if late else ExitCode.NO_GPU

@@ -33,7 +33,7 @@ def serve_config(config: Path | None, stop: StopSignals, *, published: bool) -> 
     try:
         checkpoint = checkpoint_of(loaded, None)
         check_template(loaded, checkpoint)
-        plan = make_plan(loaded, checkpoint, machine(loaded, None))
+        plan = make_plan(loaded, checkpoint, machine(loaded, None, to_serve=True))
     except ApplianceError as refusal:
         if _held_back(loaded, refusal, stop):
             return int(ExitCode.OK)

@@ -10,7 +10,7 @@ from appliance.checkpoint.read import summarize
 from appliance.commands._planning import add_options, check_template, checkpoint_of, machine
 from appliance.config.load import load_config
 from appliance.errors import ApplianceError, ExitCode
-from appliance.plan.planner import make_plan
+from appliance.plan.planner import check_without_cards, make_plan
 from appliance.units import format_bytes
 
 if TYPE_CHECKING:
@@ -75,10 +75,11 @@ def _load(config: Path, model: Path | None) -> LoadedConfig:
 def _plan(
     loaded: LoadedConfig, checkpoint: CheckpointSummary, arguments: argparse.Namespace
 ) -> tuple[LaunchPlan | None, str]:
-    """Return the plan, or none and why; a machine without GPUs can still check files."""
+    """Return the plan, or none and why; without GPUs all is checked that needs none."""
     try:
         host = machine(loaded, arguments.assume)
     except ApplianceError as error:
+        check_without_cards(loaded, checkpoint)
         return None, f"{error.faults[0].value}; name the GPUs to plan for by --assume 2x16GiB"
     return make_plan(loaded, checkpoint, host), ""
 

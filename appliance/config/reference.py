@@ -29,9 +29,10 @@ are made from its schema by `make golden`; the text of a key is in `appliance/co
 - Unknown keys, duplicate keys, YAML tags and files above 1 MiB are refused. All faults of the file
   are reported in one run, each with file, line and what to do; the exit code is 10.
 - No environment variable changes what the appliance does.
-- `appliance validate --config FILE` checks the file, the checkpoint and whether the model fits;
-  `--schema-only` checks the file alone. `appliance render --config FILE --explain` shows the flags
-  and variables that follow from it, with the origin of each.
+- `appliance validate --config FILE` checks the file, the checkpoint and whether the model fits the
+  GPUs here or those of `--assume 2x16GiB`; without either, whether any machine of V100s could serve
+  it. `--schema-only` checks the file alone. `appliance render --config FILE --explain` shows the
+  flags and variables that follow from it, with the origin of each.
 """
 
 _RULES = """\

@@ -85,7 +85,10 @@ def gpu_cards(loaded: LoadedConfig, host: HostFacts) -> Cards:
 def _selected(loaded: LoadedConfig, host: HostFacts) -> list[GpuFacts]:
     where, wanted = loaded.where("parallel.gpus"), loaded.config.parallel.gpus
     if not host.gpus:
-        fix = "install the NVIDIA driver and container toolkit, or plan with --assume 2x16GiB"
+        fix = (
+            "install the NVIDIA driver and container toolkit, set execution.device: cpu, or see "
+            "`appliance plan --assume 2x16GiB`"
+        )
         raise _no_gpu("GPU_MISSING", where, "at least one GPU", "none", fix)
     if wanted == "all":
         chosen = list(host.gpus)

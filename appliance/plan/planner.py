@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -25,6 +26,7 @@ from appliance.plan.launch_plan import (
 )
 from appliance.plan.refusal import check_captures, does_not_fit
 from appliance.plan.validated import KEY, capabilities_of, unvalidated
+from healthchecks.assumed import MOST_GPUS, assumed_host
 
 if TYPE_CHECKING:
     from appliance.checkpoint.summary import CheckpointSummary, Geometry
@@ -78,6 +80,30 @@ def make_plan(loaded: LoadedConfig, checkpoint: CheckpointSummary, host: HostFac
         warnings=(*warnings(loaded, checkpoint, cards, choice), *([risk] if risk else [])),
         alternatives=tuple(_alternative(each) for each in choice.tried if each is not taken),
     )
+
+
+def check_without_cards(loaded: LoadedConfig, checkpoint: CheckpointSummary) -> None:
+    """Check what is wrong on any cards: some machine of the largest V100s must have a plan.
+
+    Raises:
+        ApplianceError: As `make_plan`; for GPUs that are named, on as many GPUs.
+    """
+    parallel, refusals = loaded.config.parallel, list[ApplianceError]()
+    stated = None if parallel.gpus == "all" else len(parallel.gpus)
+    cut = parallel.mode in ("tensor", "pipeline")
+    any_cards = parallel.model_copy(update={"gpus": "all"})
+    config = loaded.config.model_copy(update={"parallel": any_cards})
+    for count in [min(stated, MOST_GPUS)] if stated else range(1 + cut, MOST_GPUS + 1):
+        host = assumed_host(f"{count}x32GiB-nvlink")
+        try:
+            make_plan(replace(loaded, config=config), checkpoint, host)
+        except ApplianceError as refusal:
+            refusals.append(refusal)
+        else:
+            return
+    # Fewest cards say best what cannot be cut, most cards what is too large for all.
+    least = refusals[0]
+    raise refusals[-1] if least.exit_code == ExitCode.DOES_NOT_FIT else least
 
 
 def _alternative(candidate: Candidate) -> Alternative:

@@ -183,7 +183,10 @@ def test_serve_without_the_driver_library_is_refused_with_11(host: Host) -> None
     running = host.serve(variables={"LD_LIBRARY_PATH": str(host.folder)})
 
     assert running.wait() == 11
-    assert "error[NO_GPU] this machine: " in running.log.read_text()
+    said = running.log.read_text()
+    assert "error[NO_GPU] this machine: " in said
+    assert "container toolkit, or set execution.device: cpu." in said
+    assert "--assume" not in said  # serve takes no such option
     assert not host.engine_started
 
 

@@ -220,7 +220,9 @@ def test_driver_that_is_not_loaded_is_exit_11_with_a_report(lab, config_file, ca
     lab.machine({"init": {"error": 9}, "gpus": []})
 
     assert main(["gate", "--config", config_file(), "--json"]) == ExitCode.NO_GPU
-    assert json.loads(capsys.readouterr().out)["exit_code"] == 11
+    report = json.loads(capsys.readouterr().out)
+    assert report["exit_code"] == 11
+    assert report["plan"]["gpu_uuids"] == ["none"]
 
 
 def test_ack_from_the_command_line_clears_and_says_so(lab, config_file, capsys):

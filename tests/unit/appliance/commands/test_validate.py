@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Run = Callable[..., Any]
-Configure = Callable[[str], Path]
+Configure = Callable[..., Path]
 
 
 def test_validate_good_files_end_in_0_and_say_what_was_found(appliance: Run) -> None:
@@ -135,3 +137,59 @@ def test_validate_warning_of_file_and_plan_is_said_once(
     ended = appliance("validate", "--assume", "2x16GiB")
 
     assert ended.err.count("gate.on_unknown") == 1
+
+
+@pytest.fixture
+def no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No library of NVML is found, wherever the tests run."""
+    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"no library")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_driver")
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("format: fp8", 30, "error[E_FORMAT] config/appliance.yaml:2 model.format: fp8"),
+        ("max_model_len: 100000", 10, "error[CONTEXT_TOO_LONG] config/appliance.yaml:2 model.max"),
+    ],
+)
+def test_validate_without_a_gpu_refuses_what_is_wrong_on_any(
+    appliance: Run, configure: Configure, words: str, code: int, said: str
+) -> None:
+    path = configure()
+    path.write_text(path.read_text().replace("}", f", {words}}}"))
+
+    ended = appliance("validate")
+
+    assert (ended.code, ended.out) == (code, "")
+    assert ended.err.startswith(said)
+
+
+@pytest.mark.usefixtures("no_driver")
+@pytest.mark.parametrize(
+    "sections", ["", "parallel: {mode: tensor}\n", "parallel: {mode: pipeline, gpus: [4, 5]}\n"]
+)
+def test_validate_without_a_gpu_accepts_what_some_machine_serves(
+    appliance: Run, configure: Configure, sections: str
+) -> None:
+    configure(sections)
+
+    ended = appliance("validate")
+
+    assert ended.code == 0
+    assert "plan           not made: " in ended.out
+    assert "by --assume 2x16GiB" in ended.out
+
+
+def test_validate_assumed_gpus_change_nothing_on_the_cpu(
+    appliance: Run, configure: Configure
+) -> None:
+    configure("execution: {device: cpu}\nmemory: {kv_cache_size: 1GiB}\n")
+
+    ended = appliance("validate", "--assume", "2x16GiB", "--json")
+
+    assert ended.code == 0
+    place = "config/appliance.yaml:3 execution.device"
+    assert ended.err == f"warning {place}: cpu uses no GPU, so that --assume changes nothing\n"
+    assert json.loads(ended.out)["plan"]["memory"]["ranks"][0]["total_bytes"] < 2**50
