@@ -27,12 +27,15 @@ _ENDS = (
 )
 """Ends of names whose values are secrets; a board's serial names its owner to the vendor."""
 
-_RATES = ("per_token", "per-token", "per_key", "per-key")
-"""Ends of names that count something."""
+_COUNTED = tuple(f"per{mark}{what}" for mark in "_- " for what in ("token", "key"))
+_MARKERS = tuple(f"{what}_token" for what in ("bos", "eos", "pad", "unk", "stop", "image"))
+_TENSORS = ("missing_keys", "unexpected_keys", "cache_key")
+_PLAIN = (*_COUNTED, *_MARKERS, *_TENSORS)
+"""Ends of names that count something or tell of a checkpoint."""
 
 _IS_SECRET = (
     f"(?:{'|'.join(f'(?<={re.escape(end)})' for end in _ENDS)})"
-    f"{''.join(f'(?<!{re.escape(end)})' for end in _RATES)}"
+    f"{''.join(f'(?<!{re.escape(end)})' for end in _PLAIN)}"
 )
 _NAME = re.compile(rf"(?i)[\w.\-]+{_IS_SECRET}")
 _VALUE = (

@@ -121,6 +121,8 @@ def test_secret_by_value_or_form_is_removed(scrubber: Scrubber, secret: str) -> 
         "error[E_PATH] /models/x: a directory, got nothing there",
         "ValueError: hf_overrides must be a dict",
         "basic arithmetic is no credential",
+        "KV cache per token: 65536 bytes, eos_token='</s>'",
+        "unexpected_keys: ['model.layers.0.weight']",
     ],
 )
 def test_what_helps_is_kept(scrubber: Scrubber, line: str) -> None:
