@@ -1,8 +1,19 @@
-"""When is a drain over? Pure, on a monotonic clock in seconds."""
+"""When is a drain over, and how long may the engine then end? Pure, monotonic, in seconds."""
 
 from __future__ import annotations
 
 from enum import Enum, auto
+
+TERMINATE_S = 20.0
+"""The engine gets this long to end after it has been asked to; then it is killed."""
+
+GIVEN_UP_S = 3.0
+"""The same with requests in flight that are given up: the engine would wait for them."""
+
+
+def terminate_s(in_flight: int) -> float:
+    """Return how long the engine may take to end once it has been asked to."""
+    return GIVEN_UP_S if in_flight > 0 else TERMINATE_S
 
 
 class DrainOutcome(Enum):

@@ -16,7 +16,7 @@ from appliance.errors import ExitCode, Fault
 from appliance.serve.board import Slot, Traffic
 from appliance.serve.child import EngineEnd
 from appliance.serve.diagnose import Diagnosis, diagnose
-from appliance.serve.drain import Drain, DrainOutcome
+from appliance.serve.drain import Drain, DrainOutcome, terminate_s
 from appliance.serve.engine import (
     Answered,
     Canaried,
@@ -57,9 +57,6 @@ if TYPE_CHECKING:
     from appliance.serve.canary import CanaryReport
 
 TURN_S = 0.1
-TERMINATE_S = 20.0
-"""The engine gets this long to end after it has been asked to; then it is killed."""
-
 CANARY_GRACE_S = 5.0
 """The canary knows the start deadline and says better why it was missed; it gets to speak first."""
 
@@ -280,7 +277,8 @@ class Supervisor:
                 self._deadline = None
                 self._drain = Drain(timeout_s=plan.server.drain_timeout_s, now=now)
             case Action.ARM_TERMINATE:
-                self._deadline = ("terminate", now + TERMINATE_S)
+                in_flight = self._outside.board.read(Slot.IN_FLIGHT)
+                self._deadline = ("terminate", now + terminate_s(in_flight))
             case Action.DISARM:
                 self._deadline = None
             case Action.EXIT:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -109,6 +110,30 @@ def test_drain_that_takes_too_long_ends_with_50_and_leaves_nothing(start: Start)
     assert "error[DRAIN_TIMEOUT]" in running.log.read_text()
     stream.finish()
     assert "data: [DONE]" not in stream.events
+    running.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("drain", "signals", "code"), [("1s", 1, 50), ("10m", 2, 0)], ids=["late", "cut"]
+)
+def test_engine_that_waits_for_given_up_requests_is_killed_soon(
+    start: Start, drain: str, signals: int, code: int
+) -> None:
+    running = start(drain=drain, behave={"ignore_sigterm": True})
+    running.wait_for("ready", 200)
+    running.behave(token_s=0.1, tokens=10_000)
+    stream = Stream(running)
+    stream.wait_for_tokens(2)
+    running.family()
+    began = time.monotonic()
+
+    for _ in range(signals):
+        running.stop()
+        running.wait_for("ready", 503)
+
+    assert running.wait(20) == code
+    assert time.monotonic() - began < 1.0 + 3.0 + 5.0
+    stream.finish()
     running.assert_nothing_left()
 
 
