@@ -31,8 +31,9 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FILE = "serve.json"
 _LOCK = "lock"
 _SPARE = "serve.spare"
-_SPARE_BYTES = 16 * 1024
-_MOST_ENDS = 100  # of about 100 bytes: a record always fits into the spare
+_SPARE_BYTES = 32 * 1024
+_MOST_ENDS = 100  # of about 100 bytes: two records fit into the spare
+_GROWTH_BYTES = 1024
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = Path("/proc/self/ns/pid")
 
@@ -223,7 +224,10 @@ class StateDirectory:
         Raises:
             OSError: If the volume has no room for it.
         """
-        write_atomically(self.path / _SPARE, " " * _SPARE_BYTES)
+        self._make_spare(_SPARE_BYTES)
+
+    def _make_spare(self, size: int) -> None:
+        write_atomically(self.path / _SPARE, " " * size)
 
     def save(self, record: Record, *, spare: bool = True) -> None:
         """Write the record whole or not at all; into the spare's room if there is no other.
@@ -259,8 +263,11 @@ class StateDirectory:
         except FileNotFoundError:
             raise full from None
         path.replace(self.file)
-        with contextlib.suppress(OSError):  # the old record and the spare's rest made some room
-            self.reserve()
+        for size in (_SPARE_BYTES, len(data) + _GROWTH_BYTES):
+            # The old record and the spare's rest have made room for one more record at least.
+            with contextlib.suppress(OSError):
+                return self._make_spare(size)
+        return None
 
     def _remove_unfinished(self) -> None:
         """Remove what runs left that were killed while they wrote; only the lock's holder may."""
