@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,23 @@ def checkpoint_of(loaded: LoadedConfig, model: Path | None) -> CheckpointSummary
         ApplianceError: Exit 30 or 31.
     """
     section = loaded.config.model
-    return summarize(Path(section.path) if model is None else model, Lenient(section.lenient))
+    path = Path(section.path) if model is None else model
+    try:
+        return summarize(path, Lenient(section.lenient))
+    except ApplianceError as error:
+        told = (_at_key(fault, loaded, path, named=model is None) for fault in error.faults)
+        raise ApplianceError(error.exit_code, *told) from None
+
+
+def _at_key(fault: Fault, loaded: LoadedConfig, path: Path, *, named: bool) -> Fault:
+    """Return a fault of the path as a whole as one of `model.path`, where that names it."""
+    if fault.code not in {"E_PATH", "E_UNREADABLE"} or fault.where != str(path):
+        return fault
+    what = f"must be {fault.what}"
+    if not named:
+        return replace(fault, what=what)
+    value = f"{fault.value.removesuffix(' there')} at {path}"
+    return replace(fault, where=loaded.where("model.path"), what=what, value=value)
 
 
 def check_template(loaded: LoadedConfig, checkpoint: CheckpointSummary) -> None:

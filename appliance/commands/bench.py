@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from appliance.commands._packages import require_packages
 from appliance.errors import ApplianceError, ExitCode, Fault
@@ -17,7 +18,7 @@ _LARGEST = 100_000
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--url", required=True, help="server, http://host:port")
+    parser.add_argument("--url", type=_url, required=True, help="server, http://host:port")
     parser.add_argument("--label", default="now", help="name of this layout (default: now)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the result to FILE")
     parser.add_argument(
@@ -95,6 +96,18 @@ def _write(path: Path, text: str) -> None:
         value = error.strerror or type(error).__name__
         fault = Fault("OUTPUT_UNWRITABLE", str(path), what, value, fix)
         raise ApplianceError(ExitCode.CONTAINER, fault) from None
+
+
+def _url(text: str) -> str:
+    """Return an address whose scheme and host are stated; no server is asked without them."""
+    try:
+        parts = urlsplit(text)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        whole = False
+    if not whole:
+        raise argparse.ArgumentTypeError(f"must be http://host:port, got {text!r}")
+    return text
 
 
 def _count(text: str) -> int:

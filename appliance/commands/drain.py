@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 from appliance.errors import ApplianceError, ExitCode, Fault
 from appliance.serve.address import add_address_arguments, admin_address
 from appliance.serve.ask import ask_admin
+from appliance.units import format_seconds, parse_seconds
 from healthchecks import probes
 
 if TYPE_CHECKING:
@@ -23,10 +25,11 @@ def configure(parser: ArgumentParser) -> None:
     add_address_arguments(parser)
     parser.add_argument(
         "--wait",
-        type=float,
+        type=_duration,
         default=0.0,
-        metavar="S",
-        help="wait this many seconds for the appliance to end (default: do not wait)",
+        metavar="TIME",
+        help="wait so long, as in 30s or 2m, for the appliance to end; a bare number is seconds "
+        "(default: do not wait)",
     )
 
 
@@ -44,6 +47,13 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
+def _duration(text: str) -> float:
+    try:
+        return parse_seconds(f"{text}s" if text.strip()[-1:].isdecimal() else text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be {error}, got {text!r}") from None
+
+
 def _wait(host: str, port: int, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -54,7 +64,7 @@ def _wait(host: str, port: int, seconds: float) -> None:
         except OSError:
             pass  # slow is not gone
         time.sleep(_POLL_S)
-    what = f"the appliance must end within {seconds:g} s (--wait)"
+    what = f"the appliance must end within {format_seconds(seconds)} (--wait)"
     fix = (
         "see `appliance status`; a second `appliance drain` changes nothing, SIGTERM cuts it short"
     )

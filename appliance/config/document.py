@@ -23,6 +23,7 @@ LONGEST_INTEGER = 30  # digits; Python refuses to convert thousands, and no key 
 
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_INDENTED_BY_TAB = re.compile(r" *\t")
 _NOT_FINITE = re.compile(r"([-+]?)\.(inf|Inf|INF|nan|NaN|NAN)")
 _WORDS: dict[str, bool | None] = {
     "": None,
@@ -71,7 +72,7 @@ def parse_document(text: str, name: str) -> Document:
         _verify_events(text, document)
         root = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
-        raise _stop(_syntax_fault(error, name)) from None
+        raise _stop(_syntax_fault(error, text, name)) from None
     except yaml.YAMLError as error:
         reason = str(error).splitlines()[0]
         fault = Fault("CONFIG_SYNTAX", name, "must be YAML text", reason, "mend the file")
@@ -201,11 +202,19 @@ def _line(node: yaml.Node) -> int:
     return int(node.start_mark.line) + 1
 
 
-def _syntax_fault(error: yaml.MarkedYAMLError, name: str) -> Fault:
+def _syntax_fault(error: yaml.MarkedYAMLError, text: str, name: str) -> Fault:
     mark = error.problem_mark or error.context_mark
     where = f"{name}:{mark.line + 1}" if mark else name
     problem = (error.problem or "a syntax error").removesuffix(".").removeprefix("but ")
     fix = "check indentation, colons and quotes on this line and the one above"
+    lines = text.splitlines()
+    line = lines[mark.line] if mark and mark.line < len(lines) else ""
+    if mark and _INDENTED_BY_TAB.match(line):
+        problem, fix = "a tab at the start of the line", "indent with spaces"
+    elif mark and "cannot start any token" in problem and mark.column < len(line):
+        letter = line[mark.column]
+        problem = "a tab" if letter == "\t" else f"`{letter}`, which no plain text begins with"
+        fix = "write a space in its place" if letter == "\t" else "put the text in quotes"
     return Fault("CONFIG_SYNTAX", where, "must be one YAML document", problem, fix)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,9 @@ ELSEWHERE = {
     "cpu_threads": "nothing; the CPU engine shares the allowed cores out",
     "ipc": "memory.shm_size; the host's shared memory is not used",
     "log_level": "logging.level",
+    "pipeline": "parallel.mode: pipeline",
     "pp": "parallel.mode: pipeline",
+    "tensor": "parallel.mode: tensor",
     "tp": "parallel.mode: tensor",
 }
 """Names operators bring along that no close key would be found for."""
@@ -104,9 +107,22 @@ def _fault(kind: str, key: str, value: Value, where: Callable[[str], str]) -> Fa
     if kind == "too_long":
         what, fix = "must hold at most 64 entries", "remove some"
         return Fault("CONFIG_VALUE", where(key), what, "more", fix)
+    what = f"must be {expected_at(key)}"
+    return Fault("CONFIG_VALUE", where(key), what, shown(value), _change(key, value, what))
+
+
+def _change(key: str, value: Value, what: str) -> str:
+    """Return what to do about a value that may not stand at a key."""
     default = default_at(key)
-    fix = f"change it, or remove the line for the default `{default}`" if default else "change it"
-    return Fault("CONFIG_VALUE", where(key), f"must be {expected_at(key)}", shown(value), fix)
+    if what.startswith("must be a mapping with"):
+        write = "write its keys below it"
+        return write if default is None else f"{write}, or remove the line"
+    change = "change it"
+    single = isinstance(value, (str, int)) and not isinstance(value, bool)
+    if single and "a list (each" in what and "each a mapping" not in what:
+        members = re.split(r"[,\s]+", value.strip()) if isinstance(value, str) else [shown(value)]
+        change = f"write [{', '.join(members)}] if that is meant"
+    return f"{change}, or remove the line for the default `{default}`" if default else change
 
 
 def _unknown_key(key: str, name: str, where: Callable[[str], str], *, advised: bool) -> Fault:

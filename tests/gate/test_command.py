@@ -93,15 +93,25 @@ def test_json_report_of_every_style_of_record_fits_the_schema(sample_path, sampl
 
 
 @pytest.mark.parametrize(
-    "content", [None, "", "{", "[]", '{"schema": "other/1"}', '{"schema": "v100-health-sample/1"}']
+    ("content", "value"),
+    [
+        (None, "no such file or directory"),
+        ("", "no JSON: Expecting value"),
+        ("{", "no JSON: "),
+        ("[]", "JSON that is no object"),
+        ('{"schema": "other/1"}', 'schema "other/1"; '),
+        ('{"schema": "v100-health-sample/1"}', "not a whole record: host is missing"),
+        ('{"schema": "appliance-machine-state/1"}', "not a whole record: facts is missing"),
+    ],
 )
-def test_record_that_cannot_be_read_is_a_usage_error(tmp_path, capsys, content):
+def test_record_that_cannot_be_read_is_a_usage_error(tmp_path, capsys, content, value):
     path = tmp_path / "record.json"
     if content is not None:
         path.write_text(content)
 
     assert main(["gate", "--simulate", str(path), "--as", "single"]) == ExitCode.USAGE
-    assert "error[GATE_RECORD]" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith(f"error[GATE_RECORD] {path}: a recorded machine state, got {value}")
 
 
 def test_as_without_simulate_is_a_usage_error(capsys):

@@ -193,3 +193,18 @@ def test_validate_assumed_gpus_change_nothing_on_the_cpu(
     place = "config/appliance.yaml:3 execution.device"
     assert ended.err == f"warning {place}: cpu uses no GPU, so that --assume changes nothing\n"
     assert json.loads(ended.out)["plan"]["memory"]["ranks"][0]["total_bytes"] < 2**50
+
+
+def test_validate_absent_checkpoint_is_told_at_the_key_that_names_it(
+    appliance: Run, configure: Configure, tmp_path: Path
+) -> None:
+    path = configure()
+    path.write_text(f"version: 1\nmodel:\n  path: {tmp_path}/absent\n")
+
+    ended = appliance("validate", "--assume", "2x16GiB")
+
+    assert ended.code == 30
+    place = "config/appliance.yaml:3 model.path"
+    assert ended.err.startswith(
+        f"error[E_PATH] {place}: must be a directory, got nothing at {tmp_path}/absent; name "
+    )

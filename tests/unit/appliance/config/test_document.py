@@ -155,3 +155,23 @@ def test_document_nested_bomb_of_a_mebibyte_is_refused_within_a_second(text: str
 def test_document_of_any_text_is_parsed_or_refused(text: str) -> None:
     with contextlib.suppress(ApplianceError):  # any other exception fails
         parse_document(text, "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "value", "fix"),
+    [
+        ("a:\n\tb: 1\n", 2, "a tab at the start of the line", "indent with spaces"),
+        ("a:\n  b: 1\n \tc: 1\n", 3, "a tab at the start of the line", "indent with spaces"),
+        ("a: @home\n", 1, "`@`, which no plain text begins with", "put the text in quotes"),
+        ("a: %b\n", 1, "`%`, which no plain text begins with", "put the text in quotes"),
+    ],
+)
+def test_document_letter_that_begins_nothing_is_named(
+    text: str, line: int, value: str, fix: str
+) -> None:
+    with pytest.raises(ApplianceError) as caught:
+        parse_document(text, "a.yaml")
+
+    (fault,) = caught.value.faults
+    assert (fault.code, fault.where) == ("CONFIG_SYNTAX", f"a.yaml:{line}")
+    assert (fault.value, fault.fix) == (value, fix)

@@ -118,6 +118,8 @@ def test_load_unknown_key_names_the_set_and_the_nearest(only_fault: OnlyFault) -
         ("dtype: bfloat16\n", "execution.device: float16 on a GPU"),
         ("swap_space: 4\n", "does not swap"),
         ("memory: {ipc: host}\n", "memory.shm_size"),
+        ("parallel: {tensor: 2}\n", "remove the line and use parallel.mode: tensor"),
+        ("parallel: {pipeline: 2}\n", "remove the line and use parallel.mode: pipeline"),
         ("entirely_new: 1\n", "remove the line"),
     ],
 )
@@ -183,6 +185,37 @@ def test_load_wrong_value_names_the_expectation_and_the_value(
     assert expected in fault.what
     assert fault.value == value
     assert fault.where.startswith("appliance.yaml:3 ")
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "fix"),
+    [
+        ("memory:\n", "null", "write its keys below it, or remove the line"),
+        ("memory: 3\n", "3", "write its keys below it, or remove the line"),
+        (
+            "parallel: {gpus: '0,1'}\n",
+            '"0,1"',
+            "write [0, 1] if that is meant, or remove the line for the default `all`",
+        ),
+        (
+            "parallel:\n  gpus: 0, 1\n",
+            '"0, 1"',
+            "write [0, 1] if that is meant, or remove the line for the default `all`",
+        ),
+        (
+            "parallel: {gpus: 0}\n",
+            "0",
+            "write [0] if that is meant, or remove the line for the default `all`",
+        ),
+        ("gate: {overrides: 3}\n", "3", "change it, or remove the line for the default `[]`"),
+    ],
+)
+def test_load_wrong_value_says_what_to_write(
+    only_fault: OnlyFault, text: str, value: str, fix: str
+) -> None:
+    fault = only_fault(text)
+
+    assert (fault.code, fault.value, fault.fix) == ("CONFIG_VALUE", value, fix)
 
 
 @pytest.mark.parametrize("version", ["2", "true", "1.0", '"1"', "null"])
