@@ -33,21 +33,37 @@ _TENSORS = ("missing_keys", "unexpected_keys", "cache_key")
 _PLAIN = (*_COUNTED, *_MARKERS, *_TENSORS)
 """Ends of names that count something or tell of a checkpoint."""
 
-_IS_SECRET = (
-    f"(?:{'|'.join(f'(?<={re.escape(end)})' for end in _ENDS)})"
-    f"{''.join(f'(?<!{re.escape(end)})' for end in _PLAIN)}"
-)
-_NAME = re.compile(rf"(?i)[\w.\-]+{_IS_SECRET}")
+_PLACES = ("file", "files", "path", "dir")
+"""Ends of names that say where a secret is; places are told."""
+
+_SPEAKING = r"(?=[\w.\-]{0,128}?(?:secret|passw|credential))"
+
+
+def _ends(ends: tuple[str, ...], how: str) -> list[str]:
+    return [f"(?{how}{re.escape(end)})" for end in ends]
+
+
+_IS_SECRET = f"(?:{'|'.join(_ends(_ENDS, '<='))}){''.join(_ends(_PLAIN, '<!'))}"
+_WORD = r"[\w.\-]{1,128}+"
+_IN_NAME = rf"(?:{_WORD}{_IS_SECRET}|{_SPEAKING}{_WORD}{''.join(_ends(_PLACES, '<!'))})"
+_NAME = re.compile(rf"(?i){_IN_NAME}")
+_WRAPPED = r"(?:\w{1,20}\()?(?:[bru](?=\\{0,8}[\"']))?"  # SecretStr('...'), b'...'
 _VALUE = (
-    r"(?:(?P<mark>\\*[\"'])(?:(?!(?P=mark))[^\r\n])*"  # quoted, the quotes of JSON in JSON too
-    r"|\[[^\]\r\n]*\]?"
+    rf"(?:{_WRAPPED}(?P<mark>\\*(?:\"\"\"|'''|[\"']))"  # the quotes of JSON in JSON too
+    r"(?:(?!(?P=mark))(?:\\[^\r\n]|[^\r\n\\]))*"
+    r"|\[[^\]]{0,4096}\]?|\{[^}]{0,4096}\}?"
+    r"|[|>][+\-]?[ \t]*(?:\r?\n[ \t]+[^\r\n]*)+"  # a block of YAML
+    r"|-[ \t]+[^\r\n]*(?:\r?\n[ \t]*-[ \t]+[^\r\n]*)*"
     r"|[^\s\"'\\]+)"
 )
 _SETTING = re.compile(
-    rf"(?i)(?P<name>(?<![\w.\-])[\w.\-]{{1,128}}+{_IS_SECRET}\\*[\"']?\s{{0,8}}[=:]\s{{0,8}}"
-    rf"|(?<![\w.\-])--?[\w.\-]{{1,128}}+{_IS_SECRET}[ \t]{{1,8}}"
+    rf"(?i)(?P<name>(?<![\w.\-]){_IN_NAME}\\*[\"']?\s{{0,8}}[=:]\s{{0,8}}"
+    rf"|(?<![\w.\-])(?=-){_IN_NAME}(?:[ \t]{{1,8}}|\\*[\"'],[ \t]{{0,8}})"
     rf"|\bapi[ ]keys?[ ]?[=:][ ]{{0,8}})(?P<value>{_VALUE})"
 )
+_RANDOM = r"(?=[^\s\"'\\]{0,64}\d)(?=[^\s\"'\\]{0,64}[A-Za-z])"
+"""Letters and digits, as words have not."""
+
 _KEY_BLOCKS = (
     re.compile(
         r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----.*?"
@@ -67,7 +83,22 @@ _FORMS: tuple[tuple[re.Pattern[str], str], ...] = (
         rf"\g<kept>{REMOVED}",
     ),
     (
-        re.compile(r"(?P<kept>\b(?:[Bb]earer|BEARER|Basic)\s{1,8})[\w.~+/=\-]{4,}"),
+        re.compile(r"(?P<kept>\b(?:[Bb]earer|BEARER|Basic)(?:\s{1,8}|%20|\+))[\w.~+/=\-]{4,}"),
+        rf"\g<kept>{REMOVED}",
+    ),
+    (
+        re.compile(
+            r"(?i)(?P<kept>\b(?:token|api[ _\-]?key|password|passphrase|secret|authorization)\b"
+            r"[ \t]{1,4}(?:is[ \t]|[\-=]>[ \t]{0,4})?)"
+            rf"{_RANDOM}[\w.~+/=\-]{{10,}}"
+        ),
+        rf"\g<kept>{REMOVED}",
+    ),
+    (
+        re.compile(
+            r"(?i)(?P<kept>\bkeys?\b\\*[\"']?\s{0,8}[=:]\s{0,8}\\*[\"']?)"
+            rf"{_RANDOM}[\w\-]{{12,}}+(?![.\w])"
+        ),
         rf"\g<kept>{REMOVED}",
     ),
     (

@@ -65,6 +65,8 @@ def test_bundle_of_a_running_service_has_what_it_says_and_does_not_disturb_it(
     assert plan["server"]["api_keys_file"] == f"{tmp_path}/keys"
     assert plan["server"]["port"] == json.loads(found["plan.json"])["server"]["port"]
     assert b"appliance_ready 1.0" in found["metrics.txt"]
+    kept_whole = ("status.json", "running_plan.json", "metrics.txt", "plan.json", "gate.json")
+    assert [name for name in kept_whole if b"[removed]" in found[name]] == []
     assert "request headers: Authorization: [removed]" in found["log.txt"].decode()
     assert json.loads(found["state/serve.json"])["running"]["at"] > 0
     assert {"status.json", "log.txt", "doctor.json"}.isdisjoint(missing(found))
