@@ -31,6 +31,8 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS})
 """What a file system says that knows no second name of a file."""
 
+_FILE = "a file"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -103,7 +105,7 @@ def refuse_existing(path: Path, *, force: bool) -> None:
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
     if not force or not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-        raise _exists(path, "a file" if stat.S_ISREG(mode) else "no plain file")
+        raise _exists(path, _FILE if stat.S_ISREG(mode) or stat.S_ISLNK(mode) else "no plain file")
 
 
 def write_whole(path: Path, content: bytes, *, force: bool) -> None:
@@ -121,7 +123,7 @@ def write_whole(path: Path, content: bytes, *, force: bool) -> None:
         else:
             _give_name(beside, path)
     except FileExistsError as error:
-        raise _exists(path, "a file that was made meanwhile") from error
+        raise _exists(path, _FILE) from error
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
     finally:
@@ -150,7 +152,8 @@ def _give_name(beside: Path, path: Path) -> None:
 
 
 def _exists(path: Path, value: str) -> ApplianceError:
-    what, fix = "the bundle must be a new file", "name another by --output, or add --force"
+    what, fix = "the bundle must be a new file", "name another by --output"
+    fix += ", or add --force" if value == _FILE else ""
     return ApplianceError(ExitCode.USAGE, Fault("OUTPUT_EXISTS", str(path), what, value, fix))
 
 

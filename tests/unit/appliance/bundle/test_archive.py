@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from small_volume import small_volume
 
 from appliance.bundle.archive import Entry, manifest_of, pack, write_whole
 from appliance.errors import ApplianceError, ExitCode
@@ -137,3 +138,28 @@ def test_full_disk_leaves_nothing_and_the_old_one_whole(tmp_path: Path) -> None:
     assert "error[DISK_FULL]" in done.stderr
     assert (tmp_path / "b").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+def test_full_volume_takes_no_half_archive(tmp_path: Path) -> None:
+    with small_volume(tmp_path / "volume", "64k") as volume:
+        (volume.path / "b").write_text("old")
+        volume.fill()
+
+        with pytest.raises(ApplianceError) as caught:
+            write_whole(volume.path / "b", bytes(100_000), force=True)
+
+        assert caught.value.faults[0].code == "DISK_FULL"
+        assert sorted(path.name for path in volume.path.iterdir()) == ["b", "filler"]
+        assert (volume.path / "b").read_text() == "old"
+        volume.empty()
+        write_whole(volume.path / "b", b"new", force=True)
+        assert (volume.path / "b").read_bytes() == b"new"
+
+
+def test_fix_names_force_only_where_it_helps(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    for path, helps in ((tmp_path / "file", True), (tmp_path, False)):
+        with pytest.raises(ApplianceError) as caught:
+            write_whole(path, b"new", force=False)
+        assert ("--force" in caught.value.faults[0].fix) is helps
