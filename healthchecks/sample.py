@@ -46,6 +46,14 @@ _NUMA = re.compile(r"numa|socket", re.IGNORECASE)
 _AWAY = re.compile(r"remote|different|other|cross|wrong|not local|far", re.IGNORECASE)
 
 
+_PLACES = {
+    "power.draw": "power_w.draw",
+    "pending": "retired.pending",
+    **{fact[4:]: fact for key, fact in FACT_OF.items() if key == fact and fact.startswith("ecc.")},
+}
+"""Short names of `read_errors` to where the record has the value."""
+
+
 class SampleError(ValueError):
     """The file is no machine state of this kind."""
 
@@ -96,6 +104,7 @@ def _host(record: Record) -> HostFacts:
 def _gpu(item: Record, presumed: tuple[int, int] | None) -> GpuFacts:
     shown = cast("Mapping[str, object]", item.get("read_errors") or {})
     errors = {key: str(value) for key, value in shown.items()}
+    item = _without_unread(item, errors)
     capability = item.get("compute_capability") or _capability(item.get("product"))
     total, used = item.get("memory_total_mib"), item.get("memory_used_mib")
     lanes = item.get("nvlink")
@@ -116,6 +125,20 @@ def _gpu(item: Record, presumed: tuple[int, int] | None) -> GpuFacts:
         links=None if lanes is None else tuple(_lane(lane) for lane in lanes),
     )
     return replace(gpu, read_status={"*": NOT_SHOWN, **_statuses(errors)})
+
+
+def _without_unread(item: Record, errors: Mapping[str, str]) -> Record:
+    """Return a GPU without the values that a tool could not read: the error is the newer word."""
+    kept = {
+        key: dict(cast("Record", value)) if isinstance(value, Mapping) else value
+        for key, value in item.items()
+    }
+    for key in errors:
+        section, _, name = _PLACES.get(key, key).rpartition(".")
+        part = kept.get(section) if section else kept
+        if isinstance(part, dict):
+            cast("dict[str, object]", part).pop(name, None)
+    return kept
 
 
 def _capability(product: str | None) -> str | None:

@@ -132,6 +132,15 @@ def test_value_that_a_tool_could_not_read_is_unknown_by_its_own_name(
     assert verdicts(record) == f"{single} unknown unknown unknown"
 
 
+@pytest.mark.parametrize("key", ["retired.pending", "pending", "ecc.volatile_dbe", "volatile_dbe"])
+def test_value_beside_its_own_read_error_is_no_evidence(record, verdicts, key):
+    gpu = record["gpus"][0]
+    assert (gpu["retired"]["pending"], gpu["ecc"]["volatile_dbe"]) == ("No", 0)
+    gpu["read_errors"] = {key: "N/A"}
+
+    assert verdicts(record) == "unknown unknown unknown unknown"
+
+
 def test_name_that_is_there_twice_is_refused(record, tmp_path):
     file = tmp_path / "record.json"
     text = json.dumps(record)
