@@ -30,7 +30,7 @@ LAYERS = 3 * 1024 * 1024 * 2
 
 @pytest.mark.parametrize(
     ("sequences", "widest"),
-    [(8, LAYERS), (39, LAYERS), (40, 40 * 6400 * 25), (256, 256 * 6400 * 25)],
+    [(8, LAYERS), (37, LAYERS), (38, 38 * 6400 * 26), (256, 256 * 6400 * 26)],
 )
 def test_activations_hold_a_step_of_layers_or_a_step_of_penalties(
     sequences: int, widest: int
